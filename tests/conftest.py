@@ -44,11 +44,16 @@ def pytest_collection() -> Generator[None, None, None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``quick(N)`` the cases behind the first N are slow tests."""
+    """Tests marked ``gpu`` are skipped where there is none. Of a test marked ``quick(N)`` the
+    cases behind the first N are slow tests."""
     seen: Counter[str] = Counter()
     for item in items:
+        if item.get_closest_marker("gpu"):
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            continue
         marker = item.get_closest_marker("quick")
-        if marker is None or item.get_closest_marker("gpu"):
+        if marker is None:
             continue
         test = item.nodeid.partition("[")[0]
         seen[test] += 1

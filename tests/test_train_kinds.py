@@ -15,7 +15,7 @@ from sparton.datasets import quickstart
 from sparton.evaluation import evaluate_encoder, load_retriever
 from sparton.models.backbones import bare, tiny
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.folders import Lengths, load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.pipelines import cache_embeddings
@@ -129,10 +129,7 @@ def cache(tmp_path_factory) -> Path:
     documents += [text for task in tasks for text in task.documents.texts]
     body = tiny(documents, hidden_size=32, layers=1).bare()
     (folder / "dense").mkdir()
-    save_dense(
-        DenseEncoder(body, Pooling("mean", True)), folder / "dense",
-        query_length=16, document_length=32,
-    )  # fmt: skip
+    save_dense(DenseEncoder(body, Pooling("mean", True)), folder / "dense", Lengths(16, 32))
     cache_embeddings(
         queries, documents, folder / "cache",
         model=folder / "dense", query_length=16, document_length=32, device="cpu",

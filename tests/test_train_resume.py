@@ -93,7 +93,6 @@ def test_a_killed_run_ends_bit_identical(sparton, tmp_path, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_killed_run_goes_on_with_its_loss_scale(sparton, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train(sparton, whole, KINDS["fp16"]).returncode == 0

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import product
 
 from benchmarks.screen import figure
@@ -60,15 +61,18 @@ def models() -> str:
     rows = []
     for label, name in (MODELS | DECODERS).items():
         if label in groups:
-            found = (_numbers(groups[label][0], kind) for kind in ("terms", "vectors"))
-            sizes = [f"{n}{unit}" for n, unit in zip(found, ("", " vectors")) if n]
             speed, quality = _speed(groups[label][0]), _quality(groups[label])
-            rows.append([name, *speed, *quality, ", ".join(sizes)])
-    if not rows:
-        return NO_MODELS
+            rows.append([name, *speed, *quality, sizes(groups[label][0])])
     header = ["", "pairs/s", "peak GiB", *TASKS, "terms or vectors q / d"]
+    return captioned(header, rows, groups) or NO_MODELS
+
+
+def captioned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], groups: dict[str, list[Record]]
+) -> str:
+    """A table and the runs of a study; nothing where it has no rows."""
     runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
+    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}" if rows else ""
 
 
 def by_label(study: str) -> dict[str, list[Record]]:
@@ -86,12 +90,24 @@ def _speed(record: Record) -> list[str]:
 
 def _quality(records: list[Record]) -> list[str]:
     """NDCG@10 of each task over the seeds."""
-    cells = []
-    for task in TASKS:
-        values = [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        cells.append(f"{statistics.mean(values):.1f}{spread}")
-    return cells
+    return [spread(values(records, task)) for task in TASKS]
+
+
+def values(records: Sequence[Record], task: str) -> list[float]:
+    """NDCG@10 in percent of each seed."""
+    return [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
+
+
+def spread(numbers: Sequence[float]) -> str:
+    """Their mean, and how far they lie apart."""
+    deviation = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.1f}{deviation}"
+
+
+def sizes(record: Record) -> str:
+    """Terms and vectors of a query and of a document."""
+    found = {"": _numbers(record, "terms"), " vectors": _numbers(record, "vectors")}
+    return ", ".join(f"{numbers}{unit}" for unit, numbers in found.items() if numbers)
 
 
 def _numbers(record: Record, name: str) -> str:

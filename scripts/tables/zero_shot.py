@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from recipes.ingredients import MIXED, RECIPES
 from recipes.untrained import HEADS
 from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS, UNTRAINED, WHOLE
-from tables.in_domain import by_label
-from tables.records import TABLES, Record, markdown, run_caption
+from tables.in_domain import by_label, captioned, sizes, spread, values
+from tables.records import TABLES, Record
 
 NOT_MEASURED = "Not measured yet: `python scripts/zero_shot.py`.\n"
 OTHERS = {
@@ -35,10 +35,7 @@ def zero_shot() -> str:
             labels += [f"{kind}-{name}{end}" for end in ("", WHOLE, "-average")]
         labels += [f"{kind}-{name}" for name in MIXED.get(kind, ())]
     rows = [row(label, groups) for label in labels if label in groups]
-    if not rows:
-        return NOT_MEASURED
-    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(HEADER, rows)}\n{''.join(sorted(runs))}"
+    return captioned(HEADER, rows, groups) or NOT_MEASURED
 
 
 def precision() -> str:
@@ -50,11 +47,8 @@ def precision() -> str:
         for each in PRECISIONS
         if (label := f"{name}-{each}") in groups
     ]
-    if not rows:
-        return NOT_MEASURED
     header = ("", "precision", *(task.replace("_", " ") for task in TASKS))
-    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
+    return captioned(header, rows, groups) or NOT_MEASURED
 
 
 def _exactly(record: Record, task: str) -> str:
@@ -76,13 +70,12 @@ def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
             bars = [others[name][task] * (SHARE if name == "parent" else 1) for name in OTHERS]
             cells[task] = marked(cells[task], means[task] > max(bars))
         shown = marked(shown, mean > mean_of(others["parent"], TARGETS))
-    sizes = [size(groups[label][0], *each) for each in (("terms", ""), ("vectors", " vectors"))]
     return [
         OTHERS.get(label) or row_name(label),
         *(cells.get(task, "") for task in TASKS),
         shown,
         f"{(mean + mean_of(means, DEV)) / 2:.1f}" if {*DEV} <= {*means} else "",
-        ", ".join(filter(None, sizes)),
+        sizes(groups[label][0]),
         median(groups[label], "seconds", 1, ".0f"),
         median(groups[label], "peak_memory_mib", 1 / 1024, ".1f"),
     ]
@@ -105,25 +98,6 @@ def marked(cell: str, met: bool) -> str:
 def has(records: Sequence[Record], task: str) -> bool:
     """Whether all were tested with it."""
     return all(task in record["tasks"] for record in records)
-
-
-def values(records: Sequence[Record], task: str) -> list[float]:
-    """NDCG@10 in percent of each seed."""
-    return [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
-
-
-def spread(numbers: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
-    return f"{statistics.mean(numbers):.1f}{deviation}"
-
-
-def size(record: Record, kind: str, unit: str) -> str:
-    """Mean number of terms or vectors of a query and of a document; nothing without any."""
-    tasks = [record["tasks"][task] for task in TASKS if task in record["tasks"]]
-    sides = [f"{side}_{kind}" for side in ("query", "document")]
-    if any(side not in task for side in sides for task in tasks):
-        return ""
-    return " / ".join(f"{statistics.mean(t[side] for t in tasks):.0f}" for side in sides) + unit
 
 
 def median(records: Sequence[Record], key: str, unit: float, form: str) -> str:

@@ -18,7 +18,7 @@ from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_wrong_settings
 from sparton.cli.tasks import TaskBuilders, dev_identity, has_dev_tasks
 from sparton.datasets.lengths import CutCounter, examples_cut
-from sparton.datasets.loader import train_loader
+from sparton.datasets.loader import BatchStream, train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
     TaskResult,
@@ -206,21 +206,19 @@ def build_batches(
     loss, world = trainer.step.objective.ranking, trainer.world
 
     def load(data: Mixture, start: int, stop: int) -> Iterable[TrainBatch]:
-        return train_loader(
+        stream = BatchStream(
             data,
             tokenizer,
-            batch=cfg.batch,
-            steps=stop,
+            cfg.batch,
             num_negatives=cfg.num_negatives,
             needs_negatives=loss.needs_negatives,
             needs_teacher=loss.needs_teacher,
             seed=cfg.seed,
-            start_step=start,
             rank=world.rank,
             world_size=world.size,
-            num_workers=cfg.num_workers,
             unique_positives=cfg.unique_positives,
         )
+        return train_loader(stream, start, stop, num_workers=cfg.num_workers)
 
     if not cfg.refresh:
         return load(data, trainer.start_step, trainer.settings.steps)

@@ -1,19 +1,16 @@
 """Encoded collections, from their configuration."""
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from rich.console import Console
 
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.collections import text_files
 from sparton.cli.devices import check_gpus
-from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.datasets.downloads import hub_texts, ir_datasets_texts
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
@@ -28,9 +25,10 @@ from sparton.encoded.collection import missing_shards
 from sparton.encoded.facts import Facts, check_place, read_facts
 from sparton.encoded.folders import find_texts
 from sparton.errors import RunError
-from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
+from sparton.evaluation import check_model, choose_device, load_retriever
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_precision
+from sparton.retrieval.storing import check_vector_dtype
 from sparton.training.processes import run_workers
 from sparton.types import PLURAL, SIDES, Side
 
@@ -38,25 +36,7 @@ if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
 
-_ECHO = 20.0  # seconds in which the first worker ends all if it refuses the same, and says so alone
-
-
-def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
-    """Encode in this process what Hydra has composed, or in several that it starts.
-
-    Args:
-        program: the words that start this command in another process, arguments included.
-
-    Returns:
-        The error that has ended it, if a user can mend that.
-    """
-    try:
-        run_encoding(cfg, program)
-    except EXPECTED_ERRORS as error:
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(_ECHO)
-        return error
-    return None
+ECHO = 20.0  # seconds in which the first worker ends all if it refuses the same, and says so alone
 
 
 def check_encoding(cfg: DictConfig) -> None:
@@ -129,8 +109,13 @@ def _reading(cfg: DictConfig) -> Reading:
     return Reading(columns=plain or None, on_error=cfg.on_error)
 
 
-def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
-    """Encode what the configuration names, and say what there is."""
+def run_encoding(cfg: DictConfig, command: Sequence[str]) -> None:
+    """Encode what the configuration names in this process, or in several that it starts, and say
+    what there is.
+
+    Args:
+        command: the words that start it in another process.
+    """
     check_encoding(cfg)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "0"))
     texts = _texts(cfg)
@@ -142,7 +127,7 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
         if complete:
             _begin(cfg, texts, "cpu")
         else:  # each worker begins by itself: they need not wait for a model to be read here
-            _encode_in_workers(program, cfg.gpus, output)
+            _encode_in_workers(command, cfg.gpus, output)
     else:
         encoder, tokenizer, facts = _begin(cfg, texts, _device(cfg.device))
         encode_shards(
@@ -162,16 +147,16 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
         said = [_summary(open_encoded(output))]
         if found is not None and complete:
             said.insert(0, _already(len(found.deleted), cfg.side, append=cfg.append))
-        Console(soft_wrap=True, highlight=False).print("\n".join(said), markup=False)
+        print("\n".join(said))
 
 
-def _encode_in_workers(program: Sequence[str], number: int, output: Path) -> None:
+def _encode_in_workers(command: Sequence[str], number: int, output: Path) -> None:
     """Encode what is left in as many processes.
 
     Raises:
         RunError: one has ended before that was done.
     """
-    ended = run_workers(program, number)
+    ended = run_workers(command, number)
     if check_place(output):
         left = len(missing_shards(output, read_facts(output)))
         missing = f"{_count(left, 'shard', 'shards')} {'is' if left == 1 else 'are'} missing"

@@ -5,15 +5,19 @@ without PyTorch.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.types import TaskFunction
+from omegaconf import DictConfig
+
 from sparton.cli.checks import check
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
-from sparton.cli.errors import settings_named
+from sparton.cli.errors import EXPECTED_ERRORS, settings_named
 from sparton.cli.evaluation_checks import check_evaluation, refuse_missing_values
 from sparton.cli.folders import existing
 from sparton.cli.starting_models import check_lengths, check_places, find_models
@@ -55,7 +59,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
             return None
         found = existing(Path(variants[0].hydra.run.dir))
         task = partial(run_training_here, again=again, found=found, log=not as_command)
-        return _unless_error(opened.run(task, configure_logging=as_command))
+        return _unless_error(opened.run(_giving_errors(task), configure_logging=as_command))
 
 
 def evaluate(request: Request, program: Sequence[str]) -> None:
@@ -72,8 +76,10 @@ def evaluate(request: Request, program: Sequence[str]) -> None:
         for cfg in variants:
             check_evaluation(cfg, cfg.hydra.overrides.task)
         from sparton.cli.evaluation import evaluate_here
+        from sparton.training.outcome import ECHO
 
-        task = partial(evaluate_here, again=[*program, *request.again()])
+        evaluating = partial(evaluate_here, again=[*program, *request.again()])
+        task = _giving_errors(evaluating, ECHO)
         if opened.sweeps(variants[0]):
             for job in opened.sweep(task)[0]:
                 _unless_error(job.return_value)
@@ -85,7 +91,7 @@ def encode(request: Request, program: Sequence[str]) -> None:
     """Encode a collection.
 
     Args:
-        program: the words that start this command in another process, with its arguments.
+        program: the words that start this command in another process, without its arguments.
 
     Raises:
         EXPECTED_ERRORS: what a user can mend.
@@ -95,15 +101,35 @@ def encode(request: Request, program: Sequence[str]) -> None:
         if opened.sweeps(cfg):
             raise ValueError("one collection is encoded at a time: leave -m out")
         refuse_missing_values(cfg)
-        from sparton.cli.encoding import encode_here
+        from sparton.cli.encoding import ECHO, run_encoding
 
+        command = [*program, *request.again(), *cfg.hydra.overrides.task]
         with settings_named(query_length="length", document_length="length"):
-            _unless_error(opened.run(partial(encode_here, program=program)))
+            task = _giving_errors(partial(run_encoding, command=command), ECHO)
+            _unless_error(opened.run(task))
+
+
+def _giving_errors(work: Callable[[DictConfig], Any], echo: float = 0.0) -> TaskFunction:
+    """What Hydra is to run: ``work``, or the error that has ended it if a user can mend that, as
+    Hydra would tell of it in its own words.
+
+    Args:
+        echo: seconds in which the main process says the same, and the others say nothing.
+    """
+
+    def run(cfg: DictConfig) -> Any:
+        try:
+            return work(cfg)
+        except EXPECTED_ERRORS as error:
+            if os.environ.get("RANK", "0") != "0":
+                time.sleep(echo)
+            return error
+
+    return run
 
 
 def _unless_error(ended: Any) -> Any:
-    """What a task gives back. An error that a user can mend is raised here, as Hydra would tell of
-    it in its own words."""
+    """What :func:`_giving_errors` gives back, unless it is an error."""
     if isinstance(ended, Exception):
         raise ended
     return ended

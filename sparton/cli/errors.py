@@ -6,8 +6,8 @@ The environment variable HYDRA_FULL_ERROR=1 shows where an error was raised.
 import errno
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import MissingMandatoryValue
@@ -103,28 +103,36 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def settings_named(**others: str) -> Iterator[None]:
-    """What is said inside about arguments is said of a command's settings, which are called like
-    them and not as those of a training are.
-
-    Args:
-        others: settings that are not called like the argument.
+def arguments_named(
+    name: Callable[[str], str], setting: Callable[[str, object], str]
+) -> Iterator[None]:
+    """What is said inside about arguments is said by ``name`` and, with their values, by
+    ``setting``; and of what a training's settings say where data is, nothing.
 
     Raises:
         ValueError: in the place of an ArgumentError.
         FileNotFoundError: in the place of a MissingDataError.
     """
+    try:
+        yield
+    except ArgumentError as error:
+        raise ValueError(error.told(name, setting)) from error
+    except MissingDataError as error:
+        raise FileNotFoundError(str(error)) from error
+
+
+def settings_named(**others: str) -> AbstractContextManager[None]:
+    """What is said inside about arguments is said of a command's settings, which are called like
+    them and not as those of a training are; see :func:`arguments_named`.
+
+    Args:
+        others: settings that are not called like the argument.
+    """
 
     def name(argument: str) -> str:
         return others.get(argument, argument)
 
-    try:
-        yield
-    except ArgumentError as error:
-        named = error.told(name, lambda argument, value: f"{name(argument)}={written(value)}")
-        raise ValueError(named) from error
-    except MissingDataError as error:
-        raise FileNotFoundError(str(error)) from error
+    return arguments_named(name, lambda argument, value: f"{name(argument)}={written(value)}")
 
 
 def explain(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -12,11 +11,9 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from sparton import evaluation
 from sparton.cli.devices import check_gpus
-from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.schema import flat_settings
@@ -29,7 +26,6 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
-from sparton.training.outcome import ECHO
 from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
@@ -39,29 +35,19 @@ _INCIDENTAL = {"output", "gpus", "device"}  # settings that change no result
 _SHOWN = 3  # of the settings that differ
 
 
-def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
+def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> None:
     """Evaluate in this process what Hydra has composed, or in several that it starts.
 
     Args:
         again: the words that start this program in the same way.
-
-    Returns:
-        The error that has ended it, if a user can mend that.
     """
-    typed = HydraConfig.get().overrides.task
-    try:
-        if cfg.gpus > 1 and "RANK" not in os.environ:
-            _evaluate_on_gpus(cfg, [*again, *typed, "hydra.mode=RUN"])
-        else:
-            alone = "RANK" not in os.environ
-            own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
-            run_evaluation(cfg, typed, own)
-            leave_world()
-    except EXPECTED_ERRORS as error:
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(ECHO)  # the main process says the same
-        return error
-    return None
+    typed, alone = HydraConfig.get().overrides.task, "RANK" not in os.environ
+    if cfg.gpus > 1 and alone:
+        _evaluate_on_gpus(cfg, [*again, *typed, "hydra.mode=RUN"])
+    else:
+        own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
+        run_evaluation(cfg, typed, own)
+        leave_world()
 
 
 def _evaluate_on_gpus(cfg: DictConfig, command: Sequence[str]) -> None:
@@ -121,7 +107,7 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
         evaluate, builders, output, description, title=cfg.model, quiet=not world.is_main
     )
     if world.is_main:
-        Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+        print(f"written to {output}")
 
 
 def _refuse_other_results(output: Path, settings: Mapping[str, Any]) -> None:

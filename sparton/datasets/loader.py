@@ -5,6 +5,7 @@ Q queries of one rank, K explicit negatives of each, or of those that have some.
 
 import os
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -20,41 +21,54 @@ from sparton.types import DocumentCounts, Example, TextForm, Tokenizer, TrainBat
 SUBSTITUTION_ATTEMPTS = 100
 
 
+@dataclass(eq=False)
 class BatchStream(Dataset[TrainBatch]):
     """One rank's share of the batch of every step; ``stream[step]`` is a pure function.
 
     Batch ``step`` holds positions ``step * batch`` to ``(step + 1) * batch - 1`` of the mixture;
-    rank r owns the r-th of ``world_size`` equal contiguous parts of it. The arguments are those of
-    :func:`train_loader`.
+    rank r owns the r-th of ``world_size`` equal contiguous parts of it.
+
+    Attributes:
+        data: the stream of examples.
+        tokenizer: cuts and packs the texts.
+        batch: queries per step over all ranks.
+        num_negatives: K, explicit negatives per query that has some.
+        needs_negatives: refuse data of which some queries have no negatives.
+        needs_teacher: refuse data without teacher scores, or of which some queries have no
+            negatives.
+        seed: of the order and of every draw.
+        rank: number of this process.
+        world_size: number of processes.
+        unique_positives: replace an example whose query or positive text the global batch holds
+            already by another of the same source. The example replaced is not seen in that epoch.
+
+    Raises:
+        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; no source has
+            negatives though some are asked for, or one has none, or no teacher scores, though they
+            are needed; or a form of texts leaves no room for them.
     """
 
-    def __init__(
-        self,
-        data: Mixture,
-        tokenizer: Tokenizer,
-        *,
-        batch: int,
-        num_negatives: int = 0,
-        needs_negatives: bool = False,
-        needs_teacher: bool = False,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        unique_positives: bool = False,
-    ) -> None:
-        _check_sizes(batch, num_negatives, rank, world_size)
-        check(data, num_negatives, needs_negatives=needs_negatives, needs_teacher=needs_teacher)
-        if data.homogeneous and unique_positives:
+    data: Mixture
+    tokenizer: Tokenizer
+    batch: int
+    _: KW_ONLY
+    num_negatives: int = 0
+    needs_negatives: bool = False
+    needs_teacher: bool = False
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    unique_positives: bool = False
+
+    def __post_init__(self) -> None:
+        data, batch = self.data, self.batch
+        _check_sizes(batch, self.num_negatives, self.rank, self.world_size)
+        needs = {"needs_negatives": self.needs_negatives, "needs_teacher": self.needs_teacher}
+        check(data, self.num_negatives, **needs)
+        if data.homogeneous and self.unique_positives:
             _check_sources(data, batch)
-        self.data = data
-        self.tokenizer = tokenizer
-        self.batch = batch
-        self.num_negatives = num_negatives
-        self.seed = seed
-        self.rank = rank
-        self.share = batch // world_size
-        self.unique_positives = unique_positives
-        if unique_positives and batch > len(data):
+        self.share = batch // self.world_size
+        if self.unique_positives and batch > len(data):
             raise ArgumentError(
                 "{batch} is more than the {} examples of the data, none of which comes twice in a "
                 "batch with {unique_positives}: make it {} at most",
@@ -63,10 +77,10 @@ class BatchStream(Dataset[TrainBatch]):
                 unique_positives=True,
             )
         # What every batch has is settled here, so that all ranks agree about it.
-        self._uneven = bool(without_negatives(data, num_negatives))
+        self._uneven = bool(without_negatives(data, self.num_negatives))
         self._scored = not self._uneven and not without_scores(data)
         self._forms = [data.forms.get(name, TextForm()) for name in data.sources]
-        _check_forms(data, tokenizer)
+        _check_forms(data, self.tokenizer)
 
     def __getitem__(self, step: int) -> TrainBatch:
         examples = self.examples(step)
@@ -149,72 +163,31 @@ def _once(example: Example) -> set[tuple[str, str]]:
     return {("query", example.query), ("positive", example.positive)}
 
 
-def train_loader(
-    data: Mixture,
-    tokenizer: Tokenizer,
-    *,
-    batch: int,
-    steps: int,
-    num_negatives: int = 0,
-    needs_negatives: bool = False,
-    needs_teacher: bool = False,
-    seed: int = 0,
-    start_step: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    num_workers: int = 0,
-    unique_positives: bool = False,
-) -> Batches:
-    """This rank's batches of steps ``start_step`` to ``steps - 1``, in order.
+def train_loader(stream: BatchStream, start: int, stop: int, *, num_workers: int = 0) -> Batches:
+    """The batches of steps ``start`` to ``stop - 1``, in order.
 
-    The batches do not depend on ``num_workers`` nor on where the run was resumed, and those of all
-    ranks together are the same for every ``world_size``. On a machine with CUDA they come in
-    pinned memory.
+    They do not depend on ``num_workers`` nor on where the run was resumed, and those of all ranks
+    together are the same for every ``world_size``. On a machine with CUDA they come in pinned
+    memory.
 
     Args:
-        data: the stream of examples.
-        tokenizer: cuts and packs the texts.
-        batch: queries per step over all ranks.
-        steps: total of the run; the loader ends there.
-        num_negatives: K, explicit negatives per query that has some.
-        needs_negatives: refuse data of which some queries have no negatives.
-        needs_teacher: refuse data without teacher scores, or of which some queries have no
-            negatives.
-        seed: of the order and of every draw.
-        start_step: first step, above 0 when resuming.
-        rank: number of this process.
-        world_size: number of processes.
+        stream: of this rank.
+        start, stop: the first step, and that after the last.
         num_workers: processes that read and tokenize ahead, no more than there are cores; 0 does it
             in the step.
-        unique_positives: replace an example whose positive text the global batch holds already
-            by another of the same source. The example replaced is not seen in that epoch.
 
     Raises:
-        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; no source has
-            negatives though some are asked for, or one has none, or no teacher scores, though they
-            are needed; a form of texts leaves no room for them; or the first batch cannot be made,
-            for lack of distinct positives or of teacher scores.
+        ValueError: the first batch cannot be made, for lack of distinct positives or of teacher
+            scores.
     """
-    stream = BatchStream(
-        data,
-        tokenizer,
-        batch=batch,
-        num_negatives=num_negatives,
-        needs_negatives=needs_negatives,
-        needs_teacher=needs_teacher,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        unique_positives=unique_positives,
-    )
     num_workers = min(num_workers, len(os.sched_getaffinity(0)))
-    if start_step < steps:  # what is wrong with the data appears here and not inside a worker
-        stream[start_step]
+    if start < stop:  # what is wrong with the data appears here and not inside a worker
+        stream[start]
     return Batches(
         DataLoader(
             stream,
             batch_size=None,
-            sampler=range(start_step, steps),
+            sampler=range(start, stop),
             num_workers=num_workers,
             collate_fn=pack,
             worker_init_fn=prepare_worker,

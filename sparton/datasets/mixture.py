@@ -7,30 +7,27 @@ costs nothing and every rank and worker process sees the same stream without tal
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparton.datasets.files import locate
-from sparton.datasets.lookup import Negatives, Records, Source
+from sparton.datasets.lookup import Records, Source
 from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
-from sparton.datasets.preparation import Columns, OnError
+from sparton.datasets.preparation import OnError
 from sparton.datasets.proportions import (
     HOMOGENEOUS_BLOCK,
     WEIGHTED_BLOCK,
     check_proportions,
     counts_in_block,
 )
-from sparton.datasets.sources import text_records
+from sparton.datasets.sources import SourceOptions, text_records
 from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
 from sparton.types import Example, TextForm
 
 HOMOGENEOUS_ALPHA = 0.5
-_OF_A_SOURCE = (
-    "files", "root", "hub", "format", "columns", "on_error", "limit", "limit_seed", "negatives",
-    "teachers",
-)  # fmt: skip
+_OF_A_SOURCE = ("files", *SourceOptions.__annotations__)
 
 Ints = NDArray[np.int64]
 
@@ -209,19 +206,11 @@ def _checked_forms(
 def text_mixture(
     files: str | Sequence[str] | Mapping[str, str | Sequence[str] | Mapping[str, Any]],
     *,
-    root: str | None = None,
-    hub: str | None = None,
-    columns: Columns | None = None,
     weights: Mapping[str, float] | None = None,
     alpha: float | None = None,
     homogeneous: bool = False,
     forms: Mapping[str, Mapping[str, Any]] | None = None,
-    on_error: OnError = "stop",
-    limit: int | None = None,
-    limit_seed: int = 0,
-    negatives: Negatives = "sample",
-    teachers: Teachers | Mapping[str, Any] = EQUAL_TEACHERS,
-    cache_dir: str | None = None,
+    **options: Unpack[SourceOptions],
 ) -> Mixture:
     """A mixture of text files from one place, one source per entry of ``files``.
 
@@ -230,30 +219,21 @@ def text_mixture(
             other arguments of :func:`sparton.datasets.sources.text_records`, which hold for this
             source. Or a name or list alone, which makes one source.
         weights, alpha, homogeneous, forms: as in :class:`Mixture`.
-        root, hub, columns, on_error, limit, limit_seed, negatives, teachers, cache_dir: as in
-            :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
+        options: of all sources, see :func:`sparton.datasets.sources.text_records`; ``limit`` is
+            per source.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong, with file and line, or the source.
     """
     if not isinstance(files, Mapping):
         files = {_source_name(files): files}
-    shared: dict[str, Any] = {
-        "root": root,
-        "hub": hub,
-        "columns": columns,
-        "on_error": on_error,
-        "limit": limit,
-        "limit_seed": limit_seed,
-        "negatives": negatives,
-        "teachers": Teachers.of(teachers),
-        "cache_dir": cache_dir,
-    }
-    settings = {name: shared | _own_settings(name, entry) for name, entry in files.items()}
+    own = {name: _own_settings(name, entry) for name, entry in files.items()}
+    settings: dict[str, dict[str, Any]] = {name: {**options, **each} for name, each in own.items()}
+    Teachers.of(options.get("teachers", EQUAL_TEACHERS))
     check_proportions(files, weights, alpha)  # all that can be refused before files are read
     _checked_forms(files, forms or {})
     for each in settings.values():  # a missing file stops the run before the others are prepared
-        locate(each["files"], root=each["root"], hub=each["hub"])
+        locate(each["files"], root=each.get("root"), hub=each.get("hub"))
     sources = {name: text_records(name=name, **each) for name, each in settings.items()}
     return Mixture(sources, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)
 

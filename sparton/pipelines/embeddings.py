@@ -29,6 +29,7 @@ from sparton.embeddings import text_keys
 from sparton.evaluation import choose_device, packed_tokenizer
 from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
+from sparton.models.folders import Lengths
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.identity import weights_digest
 from sparton.retrieval.encoding import encode_texts
@@ -190,8 +191,7 @@ def _prepare(
         )
     with replacing_folder(output) as fresh:
         (fresh / MODEL).mkdir()
-        lengths = {"query_length": facts.query_length, "document_length": facts.document_length}
-        save_dense(encoder, fresh / MODEL, **lengths)
+        save_dense(encoder, fresh / MODEL, Lengths(facts.query_length, facts.document_length))
         np.save(fresh / KEYS, keys)
         np.lib.format.open_memmap(fresh / EMBEDDINGS, "w+", np.dtype(dtype), shape).flush()
         with (fresh / EMBEDDINGS).open("r+b") as file:

@@ -23,15 +23,18 @@ WandbMode = Literal["online", "offline", "disabled"]
 
 class Logger(Protocol):
     """``describe`` gets the manifest once, ``log`` a flat record of numbers per step, ``conclude``
-    such a record of the trained model's tests."""
+    such a record of the trained model's tests. Of what a logger does not say, it does nothing."""
 
-    def describe(self, manifest: Record) -> None: ...
+    def describe(self, manifest: Record) -> None:
+        return None
 
     def log(self, record: Record, step: int) -> None: ...
 
-    def conclude(self, record: Record, step: int) -> None: ...
+    def conclude(self, record: Record, step: int) -> None:
+        return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return None
 
 
 class OpenLogger(Protocol):
@@ -40,8 +43,9 @@ class OpenLogger(Protocol):
     def __call__(self, *, start_step: int) -> Logger: ...
 
 
-class JsonlLogger:
-    """One JSON object per line, the file that reports and plots are made from.
+class JsonlLogger(Logger):
+    """One JSON object per line, the file that reports and plots are made from; the manifest and
+    the results of the tests are files beside it.
 
     Lines beyond ``start_step``, the number of steps completed, are dropped when a run resumes
     there: the file of a resumed run holds every step once.
@@ -54,9 +58,6 @@ class JsonlLogger:
         self._path = path
         self._file = path.open("ab", buffering=0)
 
-    def describe(self, manifest: Record) -> None:
-        return None  # manifest.json lies beside the file
-
     def log(self, record: Record, step: int) -> None:
         line = json.dumps({"step": step, **record}) + "\n"
         try:
@@ -66,9 +67,6 @@ class JsonlLogger:
         else:
             if not whole:
                 log.warning("step %d is cut short in %s: is the disk full?", step, self._path)
-
-    def conclude(self, record: Record, step: int) -> None:
-        return None  # results.json lies beside the file
 
     def close(self) -> None:
         self._file.close()
@@ -98,8 +96,9 @@ def whole_lines(path: Path) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
-class ScreenLogger:
-    """One readable line per record, with the time that the steps left will take at this rate."""
+class ScreenLogger(Logger):
+    """One readable line per record, with the time that the steps left will take at this rate; a
+    table shows the results of the tests."""
 
     def __init__(self, console: Console, steps: int):
         self._console = console
@@ -129,12 +128,6 @@ class ScreenLogger:
             shown.append(f"[dim]left[/] {left}")
         self._started = True
         self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
-
-    def conclude(self, record: Record, step: int) -> None:
-        return None  # a table shows them
-
-    def close(self) -> None:
-        return None
 
 
 _SHOWN = (
@@ -191,7 +184,7 @@ def _wandb_errors() -> Iterator[None]:
         ) from error
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """A run of Weights & Biases; the parts of one that was stopped and resumed are one run there.
 
     Args:
@@ -240,7 +233,7 @@ def tensorboard_logger(directory: str) -> OpenLogger:
     return partial(TensorBoardLogger, directory)
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """TensorBoard event files in a folder; what a resumed run had written beyond ``start_step``,
     the number of steps completed, is not shown."""
 

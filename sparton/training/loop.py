@@ -41,7 +41,6 @@ class LoopSettings:
             evaluated and checkpointed whenever the period is not None. The first step is logged in
             any case, and so is that after a checkpoint.
         clip_norm: largest gradient norm, None for no clipping.
-        select_by: the dev metric whose highest value marks the model to keep.
     """
 
     steps: int
@@ -49,7 +48,6 @@ class LoopSettings:
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     clip_norm: float | None = 1.0
-    select_by: str = SELECT_BY
 
     def due(self, period: int | None, completed: int) -> bool:
         return period is not None and (completed % period == 0 or completed == self.steps)
@@ -217,7 +215,7 @@ class Trainer(Generic[OwnStep]):
         log.warning(
             "%s is gone, and was the best model with %s=%.4f: that of the checkpoint after step %d "
             "takes its place with %.4f",
-            *(model, self.settings.select_by, best, self.start_step, self.best),
+            *(model, SELECT_BY, best, self.start_step, self.best),
         )
 
     def _evaluate(self) -> Record:
@@ -230,8 +228,8 @@ class Trainer(Generic[OwnStep]):
                 with self._weights.gathered():
                     metrics = self.evaluate(self.encoder)
                 self.encoder.train()
-            if metrics and metrics[self.settings.select_by] > self.best:
-                self.best = metrics[self.settings.select_by]
+            if metrics and metrics[SELECT_BY] > self.best:
+                self.best = metrics[SELECT_BY]
                 self._save_model()
         self.world.barrier()
         self.meter.restart()

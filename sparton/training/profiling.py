@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sparton.training.loggers import OpenLogger, Record
+from sparton.training.loggers import Logger, OpenLogger, Record
 from sparton.writing import replacing
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ FILE = "profile.json"
 _BEGIN, _END = 2, 3  # lines of the log between which it looks: the first window warms up
 
 
-class ProfileLogger:
+class ProfileLogger(Logger):
     """``profile.json`` with the kernels of a window of steps, the most expensive first.
 
     The window lies between the second line of this run's log and the third. Numbers are those of a
@@ -35,9 +35,6 @@ class ProfileLogger:
         self._activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
         self._profile: profile | None = None
 
-    def describe(self, manifest: Record) -> None:
-        return None  # manifest.json lies beside the file
-
     def log(self, record: Record, step: int) -> None:
         self._lines += 1
         if self._lines == _BEGIN:
@@ -46,9 +43,6 @@ class ProfileLogger:
             self._first, self._began = step + 1, time.perf_counter()
         elif self._lines == _END:
             self._write(step)
-
-    def conclude(self, record: Record, step: int) -> None:
-        return None
 
     def close(self) -> None:
         if self._lines < _END:

@@ -29,37 +29,29 @@ class LinearSchedule:
 
     def __post_init__(self) -> None:
         _check_share("warmup", self.warmup)
-        _check_final(self.final)
+        if not 0 <= self.final <= 1:
+            value = self.final
+            raise ArgumentError("{final} must be a share of the base rate in [0, 1]", final=value)
 
     def __call__(self, step: int, steps: int) -> float:
-        decay = 1 - _progress(step, steps, self.warmup)
+        decay = self._decay(_progress(step, steps, self.warmup))
         return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
 
+    def _decay(self, progress: float) -> float:
+        """From 1 at the end of the warm-up to 0 at the last step."""
+        return 1 - progress
 
-@dataclass(frozen=True)
-class CosineSchedule:
+
+class CosineSchedule(LinearSchedule):
     """Linear warm-up, then half a cosine down to ``final`` times the base rate."""
 
-    warmup: float = 0.06
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_share("warmup", self.warmup)
-        _check_final(self.final)
-
-    def __call__(self, step: int, steps: int) -> float:
-        decay = (1 + math.cos(math.pi * _progress(step, steps, self.warmup))) / 2
-        return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
+    def _decay(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2
 
 
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise ArgumentError(f"{{{name}}} must be a share of the steps in [0, 1)", **{name: value})
-
-
-def _check_final(value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ArgumentError("{final} must be a share of the base rate in [0, 1]", final=value)
 
 
 def _warm(step: int, steps: int, warmup: float) -> float:

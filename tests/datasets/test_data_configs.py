@@ -1,7 +1,6 @@
 """Every data configuration reads a small folder of the files that it names."""
 
 import gzip
-import inspect
 import json
 import re
 from collections.abc import Callable
@@ -12,14 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
 from sparton.cli.errors import explain
 from sparton.cli.schema import identity
+from sparton.cli.targets import parameters
 from sparton.datasets.demands import check
-from sparton.datasets.loader import train_loader
+from sparton.datasets.loader import BatchStream, train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.tokenization import PackedTokenizer
 from tests.composing import composed
@@ -93,9 +93,9 @@ def test_mistral_splade_trains_with_seven_of_fifty_negatives(
     write_mistral_splade(tmp_path, numbered)
     mixture = build("mistral_splade", tmp_path, root=str(tmp_path), homogeneous=homogeneous)
     tokenizer = PackedTokenizer(word_tokenizer, 8, 16)
-    settings = {"batch": 4, "steps": 60, "num_negatives": 7, "unique_positives": not homogeneous}
+    settings = {"num_negatives": 7, "unique_positives": not homogeneous}
     names, seen = list(mixture.sources), set()
-    for batch in train_loader(mixture, tokenizer, **settings):
+    for batch in train_loader(BatchStream(mixture, tokenizer, 4, **settings), 0, 60):
         for number, count in zip(batch.sources.tolist(), batch.counts.each.tolist()):
             seen.add(names[number])
             assert count == (8 if names[number] == "msmarco" else 1)
@@ -146,7 +146,7 @@ def test_columns_are_a_setting_wherever_they_can_be_renamed(path: Path) -> None:
     config = OmegaConf.load(path)
     places = [config, *config.get("sources", {}).values()]
     for place in places:
-        takes = "columns" in inspect.signature(get_object(place._target_)).parameters
+        takes = "columns" in parameters(place._target_, "data")
         assert ("columns" in place) == takes, place._target_
 
 

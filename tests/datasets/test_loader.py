@@ -57,9 +57,8 @@ def mixture(write_jsonl: Callable[..., str]) -> Mixture:
 
 
 def test_a_batch_holds_what_the_stream_says(mixture: Mixture, tokenizer: PackedTokenizer) -> None:
-    (batch,) = train_loader(
-        mixture, tokenizer, batch=6, num_negatives=2, seed=4, start_step=3, steps=4
-    )
+    stream = BatchStream(mixture, tokenizer, batch=6, num_negatives=2, seed=4)
+    (batch,) = train_loader(stream, 3, 4)
     examples = mixture.examples(range(18, 24), seed=4, num_negatives=2)
     assert batch.most_documents == 3 and batch.counts is None
     assert batch.sources.tolist() == mixture.numbers(range(18, 24), 4).tolist()
@@ -77,17 +76,8 @@ def test_resuming_gives_the_batches_of_the_uninterrupted_run(
     mixture: Mixture, tokenizer: PackedTokenizer, unique: bool
 ) -> None:
     def batches(start: int, seed: int = 0) -> list[TrainBatch]:
-        loader = train_loader(
-            mixture,
-            tokenizer,
-            batch=8,
-            num_negatives=2,
-            seed=seed,
-            start_step=start,
-            steps=30,
-            unique_positives=unique,
-        )
-        return list(loader)
+        settings = {"num_negatives": 2, "seed": seed, "unique_positives": unique}
+        return list(train_loader(BatchStream(mixture, tokenizer, 8, **settings), start, 30))
 
     whole, resumed = batches(0), batches(13)
     assert (len(whole), len(resumed)) == (30, 17)
@@ -131,8 +121,8 @@ def test_workers_change_nothing_and_do_not_warn(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12 on
-            loader = train_loader(mixture, tokenizer, batch=8, steps=9, num_workers=workers)
-            runs.append(list(loader))
+            stream = BatchStream(mixture, tokenizer, batch=8)
+            runs.append(list(train_loader(stream, 0, 9, num_workers=workers)))
     assert all(map(equal, *runs))
 
 
@@ -140,8 +130,9 @@ def test_there_are_no_more_workers_than_cores(
     mixture: Mixture, tokenizer: PackedTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
+    stream = BatchStream(mixture, tokenizer, batch=8)
     for asked, made in ((0, 0), (1, 1), (4, 2)):
-        loader = train_loader(mixture, tokenizer, batch=8, steps=9, num_workers=asked)
+        loader = train_loader(stream, 0, 9, num_workers=asked)
         assert loader._parcels.num_workers == made
 
 
@@ -201,16 +192,8 @@ def test_what_the_first_batch_lacks_is_said_in_the_parent_process(
     source = text_records(write_jsonl([[f"w{number}", f"w{number % 3}"] for number in range(20)]))
 
     def length(steps: int, batch: int = 4) -> int:
-        loader = train_loader(
-            Mixture({"a": source}),
-            tokenizer,
-            batch=batch,
-            steps=steps,
-            start_step=5,
-            num_workers=1,
-            unique_positives=True,
-        )
-        return len(loader)
+        stream = BatchStream(Mixture({"a": source}), tokenizer, batch, unique_positives=True)
+        return len(train_loader(stream, 5, steps, num_workers=1))
 
     with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make it smaller"):
         length(steps=6)
@@ -231,15 +214,15 @@ def test_impossible_sizes(
     mixture: Mixture, tokenizer: PackedTokenizer, settings: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        train_loader(mixture, tokenizer, steps=1, **settings)
+        BatchStream(mixture, tokenizer, **settings)
 
 
 def test_missing_negatives_stop_before_the_first_batch(
     write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
 ) -> None:
     data = Mixture({"a": text_records(write_jsonl([["q", "p", "n"], ["q", "p"]]))})
-    settings = {"batch": 2, "steps": 1, "num_negatives": 1}
-    assert train_loader(data, tokenizer, **settings)
+    settings = {"batch": 2, "num_negatives": 1}
+    assert BatchStream(data, tokenizer, **settings)
     for demand in ("needs_negatives", "needs_teacher"):
         with pytest.raises(ValueError, match=r"have none, the first of them .*data\.jsonl, line 2"):
-            train_loader(data, tokenizer, **settings, **{demand: True})
+            BatchStream(data, tokenizer, **settings, **{demand: True})

@@ -49,7 +49,7 @@ def test_queries_have_negatives_of_their_own_or_none(
     sources: dict, tokenizer: PackedTokenizer
 ) -> None:
     data = Mixture(sources)
-    (batch,) = train_loader(data, tokenizer, batch=30, num_negatives=2, steps=1)
+    (batch,) = train_loader(BatchStream(data, tokenizer, 30, num_negatives=2), 0, 1)
     examples = data.examples(range(30), seed=0, num_negatives=2)
     assert batch.counts.most == batch.most_documents == 3
     assert batch.counts.each.tolist() == [1 + len(example.negatives) for example in examples]
@@ -58,7 +58,7 @@ def test_queries_have_negatives_of_their_own_or_none(
         texts = [example.positive, *example.negatives]
         assert documents == sequences(tokenizer.documents(texts))
     assert batch.sources.tolist() == data.numbers(range(30), 0).tolist()
-    plain = train_loader(data, tokenizer, batch=30, steps=1)
+    plain = train_loader(BatchStream(data, tokenizer, batch=30), 0, 1)
     assert all(each.counts is None and each.most_documents == 1 for each in plain)
 
 
@@ -120,9 +120,9 @@ def test_ranks_together_hold_the_global_batch(
 
 def test_workers_and_resuming_change_nothing(sources: dict, tokenizer: PackedTokenizer) -> None:
     data = Mixture(sources, homogeneous=True, forms={"triples": {"document_length": 5}})
-    settings = {"batch": 8, "num_negatives": 2, "unique_positives": True, "steps": 9}
-    whole = list(train_loader(data, tokenizer, **settings))
-    resumed = list(train_loader(data, tokenizer, start_step=4, num_workers=1, **settings))
+    stream = BatchStream(data, tokenizer, batch=8, num_negatives=2, unique_positives=True)
+    whole = list(train_loader(stream, 0, 9))
+    resumed = list(train_loader(stream, 4, 9, num_workers=1))
     assert len(resumed) == 5 and all(map(equal, whole[4:], resumed))
     assert {int(batch.sources[0]) for batch in whole} == {0, 1}
 
@@ -198,7 +198,7 @@ def test_columns_of_fifty_negatives_beside_pairs(
     pq.write_table(pa.table(columns), tmp_path / "hard.parquet")
     write_jsonl([[f"w{n}", f"w{n} w1"] for n in range(6)], "pairs.jsonl")
     data = text_mixture({"hard": "hard.parquet", "pairs": "pairs.jsonl"}, root=str(tmp_path))
-    (batch,) = train_loader(data, tokenizer, batch=12, num_negatives=7, steps=1)
+    (batch,) = train_loader(BatchStream(data, tokenizer, 12, num_negatives=7), 0, 1)
     assert sorted(batch.counts.each.tolist()) == [1] * 6 + [8] * 6
     examples = data.examples(range(12), seed=0, num_negatives=7)
     assert {len(set(example.negatives)) for example in examples} == {0, 7}

@@ -49,7 +49,6 @@ def test_all_tensors_share_one_block():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_views():
     batch = Parcel(BATCHES["plain"]).pin_memory().batch()
     assert batch.documents.input_ids.is_pinned()

@@ -7,8 +7,8 @@ import pytest
 
 from sparton.datasets.lengths import CutCounter
 from sparton.evaluation import evaluate_bm25, evaluate_encoder, speed
-from sparton.evaluation.exclusion import without
 from sparton.evaluation.speed import time_queries
+from sparton.evaluation.system import without
 from sparton.retrieval.indexes.exact import exact_index
 from sparton.retrieval.indexes.protocols import Found, Index
 from sparton.types import TextForm

@@ -4,14 +4,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.forking import ROOT, environment
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 BEGIN = """
 import torch
 from sparton.kernels.maxsim import maxsim_varlen

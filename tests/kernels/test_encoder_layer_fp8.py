@@ -177,7 +177,6 @@ def test_the_twin_multiplies_as_pytorch_does():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not on_gpu, reason="needs a GPU")
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(

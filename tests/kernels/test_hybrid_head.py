@@ -319,7 +319,6 @@ def test_launchers_refuse_what_they_cannot_do(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("bias", [0.0, -4.0])
 def test_real_sizes_on_a_gpu(bias, dtype, device):

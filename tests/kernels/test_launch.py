@@ -227,7 +227,6 @@ def test_real_launches(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_both_ways_of_launching_make_the_same_bits(monkeypatch):
     """Of a head and its backward: the public launch of Triton, and the private one."""
 

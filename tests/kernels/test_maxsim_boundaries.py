@@ -64,7 +64,7 @@ def test_only_the_default_stream_keeps_what_it_made(monkeypatch):
         assert len(made) == expected
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_streams_and_captured_graphs_have_their_own(device):
     here = equal_cu_seqlens(3, 5, device)
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -77,7 +77,6 @@ def test_a_bias_in_16_bits_is_as_near_to_the_truth_as_in_eager_pytorch(normalize
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 3e-2)]
@@ -103,7 +102,6 @@ def test_values_and_gradients_on_a_gpu(dtype, tolerance, bias):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("E", [48, 64, 96, 320, 512, 1024, 2500])
@@ -129,7 +127,6 @@ def test_embeddings_of_any_width_on_a_gpu(E, bias, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("Q", [2, 5, 40, MANY_QUERY_TOKENS // 32])

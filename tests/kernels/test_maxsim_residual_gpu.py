@@ -15,12 +15,10 @@ from sparton.kernels.maxsim import (
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, decompress
 from sparton.kernels.maxsim.residual.forward import DEFAULT, ResidualConfig, residual_forward
 from sparton.kernels.maxsim.residual.operands import ResidualOperands
+from tests.devices import nothing_waits
 from tests.kernels.problems import error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 E, C = 128, 257
 CONFIGS = [
     DEFAULT,
@@ -125,12 +123,8 @@ def test_centroids_alone(Q, L, dtype):
     bounds = [torch.arange(n + 1, device="cuda") * m for n, m in ((Q, L), (700, 150))]
     operands = (queries.flatten(0, 1), codes.flatten(), codec.centroids, *bounds)
     maxsim_centroids(*operands, normalize=False)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         scores = maxsim_centroids(*operands, normalize=False)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     similarity = queries.double() @ codec.centroids.double().T
     truth = similarity[:, :, codes.long()].amax(3).sum(1)
     assert error(scores, truth) <= 1e-6 < error(scores * 1.00001, truth)
@@ -152,12 +146,8 @@ def test_pairs(Q, nbits, dtype):
     pairs = torch.stack(numbers, 1).int()
     operands = (queries.flatten(0, 1), flat, codec, *bounds)
     maxsim_residual_varlen(*operands, pairing=pairs)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         scores = maxsim_residual_varlen(*operands, pairing=pairs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     truth = exact(queries, documents, codec)[tuple(numbers)]
     allowed = {torch.bfloat16: 2.4e-3, torch.float16: 3e-4, torch.float32: 1e-5}[dtype]
     assert error(scores, truth) <= allowed < error(scores * (1 + 3 * allowed), truth)

@@ -101,7 +101,6 @@ def test_k_out_of_range(k):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_collection_on_the_cpu_with_queries_on_a_gpu():
     queries, documents, query_cu_seqlens, cu_seqlens = make_problem(E=64)
     expected = maxsim_topk(queries, documents, query_cu_seqlens, cu_seqlens, 3)

@@ -168,7 +168,6 @@ def test_a_launch_uses_the_winners_of_its_regime(problems, device, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_defaults_are_right():
     for problem in maxsim_problems(128, 32, 64, tokens=4096):
         assert problem.fault(problem.configs[0]) is None, problem.regime

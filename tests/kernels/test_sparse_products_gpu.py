@@ -14,10 +14,7 @@ from sparton.kernels.sparse_products import (
 from sparton.kernels.sparse_vectors import SparseVectors
 from tests.kernels.problems import error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def random_side(rows: int, width: int, density: float, seed: int) -> Tensor:

@@ -347,7 +347,6 @@ def test_loops_are_compiled_where_no_folder_can_keep_them(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("k", [1, 100, 1000])
 def test_a_gpu_gives_the_bits_of_a_cpu(k):
     """100,000 documents, terms that are rare and terms that most documents have."""

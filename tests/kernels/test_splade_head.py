@@ -36,7 +36,6 @@ from tests.kernels.problems import (
     upstream_for,
 )
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 # The interpreter sorts slowly: short chunks. Small shares, so that tokens are split.
 CUT = (
     BackwardConfig() if torch.cuda.is_available() else BackwardConfig(chunk=16, share=32, block_e=8)

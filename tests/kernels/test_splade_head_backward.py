@@ -18,7 +18,6 @@ from sparton.kernels.segment_max.ordering import vocabulary_rows
 from sparton.kernels.segment_max.token_lists import plan_token_lists
 from tests.kernels.problems import DTYPES, error
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUT = BackwardConfig(chunk=32, share=8, block_e=2, block_t=2)
 LENGTHS = [5, 0, 17, 64, 1, 0, 33, 0]
 
@@ -175,7 +174,7 @@ def test_buckets_follow_the_lengths(T, N, longest, buckets):
     assert backward_plan._num_buckets(T, N, longest, 1024) == buckets
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("active", [1.0, 0.01])
 def test_peak_memory_beyond_the_results(active, device):
     case = make_case([100] * 64, 30522, 384, device, active=active, dtype=torch.bfloat16)

@@ -306,7 +306,6 @@ def test_a_backward_is_verified_and_its_winner_launched(device, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_search_on_a_gpu_beats_no_default_by_being_wrong():
     for problem in head_problems(384, 3001, 64, tokens=4096):
         trials = tune(problem)

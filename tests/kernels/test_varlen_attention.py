@@ -425,7 +425,6 @@ def test_more_that_does_not_fit():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("d", "longest"), [(16, 64), (32, 256), (64, 300), (64, 1000), (128, 512)])
 def test_real_sizes(d, longest, dtype):
@@ -441,7 +440,6 @@ def test_real_sizes(d, longest, dtype):
 
 @pytest.mark.alone
 @pytest.mark.gpu
-@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
 def test_more_than_two_billion_elements():
     """The last sequence lies beyond what 32 bits address."""
     H, d, length = 16, 128, 64

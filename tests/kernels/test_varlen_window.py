@@ -28,7 +28,6 @@ from tests.kernels.test_varlen_attention import (
     Problem,
     errors,
     make_problem,
-    on_gpu,
 )
 
 LENGTHS = (50, 5, 0, 1, 33)
@@ -120,7 +119,6 @@ def test_negative_windows_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("d", "longest"), [(32, 200), (64, 256), (64, 512), (128, 300)])
 def test_real_sizes(d, longest, dtype):

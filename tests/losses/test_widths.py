@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from sparton.kernels.maxsim import maxsim_reference
@@ -14,9 +12,9 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import WIDTH, BagEncoder, random_batch
+from tests.training.ranks import CPU, on_ranks
 
 BATCH, WIDTHS = 8, (6, 3)
-CPU = torch.device("cpu")
 
 
 def part(start: int = 0, stop: int = BATCH) -> TrainBatch:
@@ -79,16 +77,7 @@ def test_micro_batches_do_not_change_the_gradient(micro_batch):
     assert (stepped(World(0, 1, CPU), micro_batch, ()) - truth((WIDTH,))).abs().max() < 1e-6
 
 
-def of_rank(rank: int, address: str, results) -> None:
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    results[rank] = stepped(World(rank, 2, CPU), 3)
-    dist.destroy_process_group()
-
-
 @pytest.mark.slow
 def test_nor_does_the_number_of_processes(tmp_path):
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(of_rank, (f"file://{tmp_path}/meet", results), nprocs=2)
-        for found in results.values():
-            torch.testing.assert_close(found, truth(), rtol=0, atol=1e-6)
+    for found in on_ranks(2, tmp_path, stepped, 3):
+        torch.testing.assert_close(found, truth(), rtol=0, atol=1e-6)

@@ -39,6 +39,11 @@ _ALIASES = "a0: &a0 [x]\n" + "".join(
 )
 
 
+def edit(file: Path, **changes: object) -> None:
+    """Other entries in a file of JSON."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 class Damage(NamedTuple):
     kind: str
     file: str

@@ -12,7 +12,6 @@ LENGTHS = (5, 0, 1, 150, 64, 33)
 WIDTH = 32
 on_gpu = torch.cuda.is_available()
 DEVICE, HALF = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def inputs(dtype=torch.float32, device="cpu") -> tuple[list[Tensor], TokenBatch]:
@@ -162,7 +161,6 @@ def test_our_kernels_serve_short_sequences(halves, monkeypatch):
 
 
 @pytest.mark.gpu
-@cuda
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 9, 65])
@@ -180,7 +178,6 @@ def test_the_fused_kernel_is_as_exact_as_the_padded_view(dtype, window):
 
 
 @pytest.mark.gpu
-@cuda
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("window", [None, 9])
 def test_gradients_of_the_fused_kernel(window):
@@ -197,7 +194,6 @@ def test_gradients_of_the_fused_kernel(window):
 
 
 @pytest.mark.gpu
-@cuda
 def test_head_widths_without_a_fused_kernel_take_the_padded_view():
     states, tokens = inputs(torch.bfloat16, "cuda")
     odd = [state[..., :20].contiguous() for state in states]
@@ -205,7 +201,6 @@ def test_head_widths_without_a_fused_kernel_take_the_padded_view():
 
 
 @pytest.mark.gpu
-@cuda
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("window", [None, 9, 200])
 def test_tokens_that_nobody_attends_to_in_the_fused_kernel(window):

@@ -15,8 +15,6 @@ from sparton.models.backbone import Backbone
 from sparton.types import TokenBatch
 from tests.models.alone import assert_same_gradients, batch, close, gradients, num_parameters
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def padded_logits(mlm, tokens: TokenBatch) -> Tensor:
     mlm.set_attn_implementation("sdpa")
@@ -152,7 +150,6 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient(family, build
 
 
 @pytest.mark.gpu
-@cuda
 def test_half_precision_on_a_gpu_is_as_exact_packed_as_padded(family, build_mlm, tokenizer):
     tokens = batch((3, 1, 90, 30, 2, 17)).to("cuda")
     truth = padded_logits(build_mlm(family).double().cuda(), tokens)
@@ -168,7 +165,6 @@ def test_half_precision_on_a_gpu_is_as_exact_packed_as_padded(family, build_mlm,
 
 
 @pytest.mark.gpu
-@cuda
 def test_compiled_on_a_gpu_without_recompilation(family, build_mlm, tokenizer):
     eager = Backbone(build_mlm(family), tokenizer).eval().cuda()
     compiled = Backbone(build_mlm(family), tokenizer, compile=True).eval().cuda()

@@ -143,7 +143,6 @@ def test_both_sides_in_one_pass(family, build_mlm, tokenizer):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_both_sides_in_one_pass_on_a_gpu(compiled, build_mlm, tokenizer):
     backbone = Backbone(build_mlm("bert"), tokenizer, compile=compiled, half_residual=True)

@@ -17,7 +17,7 @@ from sparton.models.backbones import tiny
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.folders import Lengths, load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
@@ -46,7 +46,7 @@ def cache(tmp_path) -> Path:
         Pooling("mean", True),
         Markup(query_prompt="the quick ", include_prompt=False),
     )
-    save_dense(dense, folder / "model", **LENGTHS)
+    save_dense(dense, folder / "model", Lengths(8, 12))
     tokenizer = PackedTokenizer(dense.body.tokenizer, 8, 12, markup=dense.markup)
     sides = tokenizer.queries(QUERIES), tokenizer.documents(DOCUMENTS)
     with torch.no_grad():

@@ -139,7 +139,6 @@ def test_late_interaction_folders_load_in_sentence_transformers(attention, tmp_p
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma2"])
 def test_attention_on_a_gpu_is_that_of_texts_alone(architecture, attention, tokenizer):

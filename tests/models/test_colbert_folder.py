@@ -19,6 +19,7 @@ from sparton.models.words import word_tokenizer
 from sparton.representations import TokenVectors
 from sparton.retrieval.encoding import encode_texts
 from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, make_encoder, saved, scores
+from tests.models.malformed import edit
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
 
@@ -52,12 +53,6 @@ def resaved(path: Path) -> Path:
 def stored_documents(encoder: ColbertEncoder) -> TokenVectors:
     tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
     return encode_texts(encoder, tokenizer, TEXTS, "document", vector_dtype="float32").tokens
-
-
-def edit(file: Path, **changes: object) -> None:
-    content = json.loads(file.read_text())
-    content.update(changes)
-    file.write_text(json.dumps(content))
 
 
 @pytest.fixture

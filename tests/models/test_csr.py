@@ -1,6 +1,7 @@
 """The encoder with a sparse autoencoder: what it makes of texts, counts and freezes."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sparton.models.backbones import tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.representations import Representations
 from sparton.types import Markup, Side, TokenBatch
+from tests.devices import nothing_waits
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt hens", ""]
 HEAD = AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=12)
@@ -158,7 +160,6 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_on_a_gpu_as_on_the_cpu_from_call_to_call_and_without_waiting(pooling):
     """From the hidden states on: what is below them is the backbone's."""
@@ -170,17 +171,13 @@ def test_on_a_gpu_as_on_the_cpu_from_call_to_call_and_without_waiting(pooling):
         tokens = tokenise(encoder).to(device)
         states = below.to(device, copy=True).requires_grad_()
         encoder.backbone.hidden_states = lambda _, states=states: states
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
-        try:
+        with nothing_waits() if device == "cuda" else nullcontext():
             reps = encoder.encode(tokens, "query")
             seen, _ = encoder.observe(reps.used, reps.used)
             reps = encoder.complete(encoder.finish(reps, seen))
             encoder.figures()
             losses = torch.stack(list(reps.losses.values())).sum()
             (losses + reps.sparse.square().sum()).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         gradients = states.grad, *(p.grad for p in encoder.autoencoder.parameters())
         counters = encoder.autoencoder.passes_since_active
         results.append([each.cpu() for each in (reps.sparse, *gradients, counters)])

@@ -15,15 +15,14 @@ from sparton.losses.ranking import InfoNCE
 from sparton.models.backbones import bare, tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders import load_encoder, save_encoder
-from sparton.models.folders.csr import load_csr
+from sparton.models.folders import Lengths, encoder_lengths, load_encoder, save_encoder
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import encoder_lengths
 from sparton.models.pooling import Pooling
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import Markup, TokenBatch, TrainBatch
+from tests.models.malformed import edit
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -56,10 +55,6 @@ def save(encoder: AutoencoderEncoder, path: Path) -> Path:
 
 def elsewhere(path: Path) -> "sentence_transformers.SparseEncoder":
     return sentence_transformers.SparseEncoder(str(path), device="cpu")
-
-
-def edit(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -152,7 +147,7 @@ def test_latents_die_after_as_many_steps_elsewhere(tmp_path):
         if step == 5:
             model.save(str(tmp_path / "theirs"))
             model = elsewhere(save(encoder, tmp_path / "ours"))
-            encoder = load_csr(tmp_path / "theirs", encoder.head)
+            encoder = load_encoder(tmp_path / "theirs", encoder.head)
     assert shares[:3] == [0.0] * 3 and min(shares[4:]) > 0.1 and len({*shares}) > 4
 
 
@@ -161,7 +156,7 @@ def test_a_dense_model_that_the_other_library_extends_loads(tmp_path):
     body = tiny(TEXTS, hidden_size=32, layers=1).bare().eval()
     dense = DenseEncoder(body, Pooling("mean", True))
     (tmp_path / "dense").mkdir()
-    save_dense(dense, tmp_path / "dense", **LENGTHS)
+    save_dense(dense, tmp_path / "dense", Lengths(8, 12))
     tokens = TokenBatch.from_lists(body.tokenizer(TEXTS)["input_ids"])
     expected = dense.pooling(body.hidden_states(tokens), tokens)
     plain = sentence_transformers.SentenceTransformer(str(tmp_path / "dense"), device="cpu")
@@ -172,7 +167,7 @@ def test_a_dense_model_that_the_other_library_extends_loads(tmp_path):
     torch.testing.assert_close(again.body.eval().hidden_states(tokens), body.hidden_states(tokens))
     model = elsewhere(tmp_path / "dense")
     model.save(str(tmp_path / "csr"))
-    encoder = load_csr(tmp_path / "csr")
+    encoder = load_encoder(tmp_path / "csr")
     assert (encoder.head.hidden_dim, encoder.head.k, encoder.head.k_aux) == (128, 8, 16)
     torch.testing.assert_close(encode(encoder), model.encode(TEXTS, convert_to_sparse_tensor=False))
     body = bare(str(tmp_path / "csr")).eval()
@@ -198,9 +193,9 @@ def test_prompts_travel_both_ways(tmp_path, pooling, include_prompt):
     tokenizer = PackedTokenizer(encoder.tokenizer, 12, 12, markup=other)
     assert not torch.allclose(encoder(tokenizer.documents(TEXTS)), expected, atol=1e-3)
     for name in ("own", "newer"):
-        assert load_csr(tmp_path / name).markup == encoder.markup
+        assert load_encoder(tmp_path / name).markup == encoder.markup
     with pytest.raises(ValueError, match=rf"include_prompt={not include_prompt} \(the folder: "):
-        load_csr(
+        load_encoder(
             tmp_path / "own", dataclasses.replace(encoder.head, include_prompt=not include_prompt)
         )
 
@@ -214,11 +209,11 @@ AUTOENCODER = "2_SparseAutoEncoder"
 
 
 def test_the_matrix_is_read_by_either_of_its_names(saved):
-    expected = encode(load_csr(saved))
+    expected = encode(load_encoder(saved))
     weights = load_file(saved / AUTOENCODER / "model.safetensors")
     weights["encoder.weight"] = weights.pop("decoder.linear.weight")
     save_file(weights, saved / AUTOENCODER / "model.safetensors")
-    assert torch.equal(encode(load_csr(saved)), expected)
+    assert torch.equal(encode(load_encoder(saved)), expected)
 
 
 def test_a_head_with_other_settings_is_refused(tmp_path):
@@ -238,16 +233,11 @@ def test_a_head_with_other_settings_is_refused(tmp_path):
 
 def test_other_compositions_are_refused(saved):
     modules = json.loads((saved / "modules.json").read_text())
-    (saved / "modules.json").write_text(json.dumps(modules[:-1]))
-    with pytest.raises(ValueError, match=r"composes Transformer \+ Pooling; SparseAutoEncoder mu"):
-        load_csr(saved)
     dense = {**modules[1], "type": "sentence_transformers.models.Dense"}
     (saved / "modules.json").write_text(json.dumps([*modules[:2], dense, modules[-1]]))
     with pytest.raises(ValueError, match=r"composes Transformer \+ Pooling \+ Dense; a dense enco"):
-        load_csr(saved)
+        load_encoder(saved)
     (saved / "modules.json").unlink()
-    with pytest.raises(ValueError, match="composes nothing"):
-        load_csr(saved)
     with pytest.raises(FileNotFoundError, match="it is no sentence-transformers model"):
         load_dense(saved)
 
@@ -263,29 +253,29 @@ def test_other_compositions_are_refused(saved):
 def test_other_poolings_are_refused(saved, changes, found):
     edit(saved / "1_Pooling/config.json", **changes)
     with pytest.raises(ValueError, match=f"1_Pooling/config.json: pooling={found} is not one of"):
-        load_csr(saved)
+        load_encoder(saved)
 
 
 def test_a_transformer_for_another_task_is_refused(saved):
     edit(saved / "sentence_bert_config.json", transformer_task="fill-mask")
     with pytest.raises(ValueError, match="transformer_task is 'fill-mask'"):
-        load_csr(saved)
+        load_encoder(saved)
 
 
 def test_weights_that_do_not_fit_or_are_damaged_are_named(saved):
     file = saved / AUTOENCODER / "model.safetensors"
     edit(saved / AUTOENCODER / "config.json", hidden_dim=32)
     with pytest.raises(ValueError, match=r"has the shape \(64,\) as latent_bias, .* need \(32,\)"):
-        load_csr(saved)
+        load_encoder(saved)
     edit(saved / AUTOENCODER / "config.json", hidden_dim=64)
     weights = load_file(file)
     del weights["pre_bias"]
     save_file(weights, file)
     with pytest.raises(ValueError, match="has nothing as pre_bias"):
-        load_csr(saved)
+        load_encoder(saved)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
-        load_csr(saved)
+        load_encoder(saved)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"2_SparseAutoEncoder/model\.safetensors"):
-        load_csr(saved)
+        load_encoder(saved)

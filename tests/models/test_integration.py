@@ -3,8 +3,6 @@ autocast, checkpointing, inference mode, data parallelism."""
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -12,24 +10,20 @@ from torch.utils.checkpoint import checkpoint
 from sparton.models.backbones import tiny
 from sparton.models.heads import EagerHead, HybridHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.training.distributed import World
 from sparton.types import TokenBatch
+from tests.training.ranks import on_ranks
 
 HEADS = [SpartonHead, HybridHead]
 DEVICES = [
     "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ],
-    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 TEXTS = ["the cat sat on the mat", "a dog ran far away over the hills", "some words more"]
 LENGTHS = (3, 0, 7, 12, 1, 9)
 
 
-def encoder(head: type, device: str = "cpu") -> SpladeEncoder:
+def encoder(head: type, device: str | torch.device = "cpu") -> SpladeEncoder:
     backbone = tiny(TEXTS, hidden_size=64, layers=1, max_length=32, seed=0)
     return SpladeEncoder(backbone, head()).eval().to(device)
 
@@ -169,7 +163,6 @@ def test_without_a_graph_the_values_are_the_same(head, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_cuda_graph_of_the_encoder_replays_with_other_tokens(backward):
     """Same numbers of tokens and sequences, other tokens and other boundaries."""
@@ -205,13 +198,8 @@ def test_a_cuda_graph_of_the_encoder_replays_with_other_tokens(backward):
     assert (before - expected[0]).abs().max() > 0.1 * expected[0].detach().abs().max()
 
 
-def _worker(rank: int, size: int, store: str, backend: str, head: type, results) -> None:
-    torch.set_num_threads(1)
-    device = "cpu"
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-        device = f"cuda:{rank}"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+def of_rank(world: World, head: type) -> dict[str, Tensor]:
+    rank, size, device = world.rank, world.size, world.device
     model = encoder(head, device)
     with torch.no_grad():  # DDP must give every rank the weights of rank 0
         for parameter in model.parameters():
@@ -222,17 +210,16 @@ def _worker(rank: int, size: int, store: str, backend: str, head: type, results)
     reps = parallel(tokens)
     share = upstream_for(torch.zeros(len(LENGTHS), reps.shape[1]))[rank * rows : (rank + 1) * rows]
     reps.backward(size * share.to(device))
-    results[rank] = {name: p.grad.cpu() for name, p in model.named_parameters()}
-    dist.destroy_process_group()
+    return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
-    ("backend", "head"),
+    ("device", "head"),
     [
-        pytest.param("gloo", SpartonHead, marks=pytest.mark.slow),
+        pytest.param("cpu", SpartonHead, marks=pytest.mark.slow),
         *(
             pytest.param(
-                "nccl",
+                "cuda",
                 head,
                 marks=[
                     pytest.mark.gpu,
@@ -243,11 +230,8 @@ def _worker(rank: int, size: int, store: str, backend: str, head: type, results)
         ),
     ],
 )
-def test_two_processes_have_the_gradients_of_one(backend, head, tmp_path):
+def test_two_processes_have_the_gradients_of_one(device, head, tmp_path):
     model = encoder(EagerHead)
     expected = gradients(model, model(batch()))
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (2, str(tmp_path / "store"), backend, head, results), nprocs=2)
-        for rank in range(2):
-            assert_equal_and_a_fault_would_show(results[rank], expected)
+    for found in on_ranks(2, tmp_path, of_rank, head, device=device):
+        assert_equal_and_a_fault_would_show(found, expected)

@@ -14,6 +14,7 @@ from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.pooling import Pooling
+from sparton.representations import Representations
 from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, saved, scores
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
@@ -29,14 +30,19 @@ def make_encoder(
 
 
 @torch.no_grad()
-def terms(encoder: JointEncoder) -> list[Tensor]:
-    """Of the texts as queries and as documents; queries are short enough to be left uncut."""
+def encoded(encoder: JointEncoder) -> tuple[Representations, Representations]:
+    """The texts as queries and as documents; queries are short enough to be left uncut."""
     tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
     queries, documents = tokenizer.queries(TEXTS[1:]), tokenizer.documents(TEXTS)
-    return [
-        encoder.encode(queries, "query").sparse,
-        encoder.encode(documents, "document").sparse,
-    ]
+    return encoder.encode(queries, "query"), encoder.encode(documents, "document")
+
+
+def terms(encoder: JointEncoder) -> list[Tensor]:
+    return [each.sparse for each in encoded(encoder)]
+
+
+def dense_of(encoder: JointEncoder) -> list[Tensor]:
+    return [each.dense.values for each in encoded(encoder)]
 
 
 def terms_elsewhere(path: Path) -> list[Tensor]:
@@ -80,17 +86,6 @@ def test_sentence_transformers_loads_either_half(settings, tmp_path):
     half = load_encoder(path / "colbert")
     assert isinstance(half, ColbertEncoder) and encoder_lengths(path / "colbert") == (9, 14)
     torch.testing.assert_close(scores(half), scores(encoder), **TOLERANCE)
-
-
-@torch.no_grad()
-def dense_of(encoder: JointEncoder) -> list[Tensor]:
-    """Of the texts as queries, short enough to be left uncut, and as documents."""
-    tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
-    queries, documents = tokenizer.queries(TEXTS[1:]), tokenizer.documents(TEXTS)
-    return [
-        encoder.encode(queries, "query").dense.values,
-        encoder.encode(documents, "document").dense.values,
-    ]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,6 @@ def test_every_head_pools_the_same_tokens(build_mlm, tokenizer):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_one_pass_of_both_sides_pools_the_same_tokens_on_a_gpu():
     encoder = SpladeEncoder(splade().backbone, SpartonHead(include_prompt=False, **PROMPTS))
     encoder = encoder.eval().cuda()

@@ -19,6 +19,7 @@ from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
 from sparton.types import Markup, Side
+from tests.models.malformed import edit
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -67,10 +68,6 @@ def encode_elsewhere(path: Path) -> list[Tensor]:
 def save(encoder: AsymmetricEncoder, path: Path) -> Path:
     save_encoder(encoder, path, query_length=QUERY_LENGTH, document_length=DOCUMENT_LENGTH)
     return path
-
-
-def edit(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.fixture(params=[make_static, make_separate])

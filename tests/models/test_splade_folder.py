@@ -22,6 +22,7 @@ from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead, SpladeHead
 from sparton.models.splade import SpladeEncoder
 from sparton.types import Markup, TokenBatch
+from tests.models.malformed import edit
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -52,12 +53,6 @@ def saved(tmp_path) -> tuple[Path, Tensor]:
     encoder = make_encoder()
     save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
     return tmp_path / "model", encode(encoder)
-
-
-def edit(file: Path, **changes: object) -> None:
-    content = json.loads(file.read_text())
-    content.update(changes)
-    file.write_text(json.dumps(content))
 
 
 def test_a_round_trip_is_exact(saved):

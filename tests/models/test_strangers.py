@@ -1,6 +1,5 @@
 """Folders of strangers: what is wrong in one is told in a sentence, and nothing in it is run."""
 
-import json
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from tests.models.malformed import (
     WEIGHTS,
     Damage,
     apply,
+    edit,
     entry,
     having,
     save_kind,
@@ -147,10 +147,7 @@ def test_pickled_weights_are_read_as_tensors_alone(copied):
     torch.save(weights, path / "pytorch_model.bin")
     assert torch.equal(vectors(path), expected)
     torch.save(weights | {"other": _Payload(path / MARK)}, path / "pytorch_model.bin")
-    settings = json.loads((path / TRANSFORMER).read_text()) | {
-        "model_args": {"weights_only": False}
-    }
-    (path / TRANSFORMER).write_text(json.dumps(settings))
+    edit(path / TRANSFORMER, model_args={"weights_only": False})
     with pytest.raises(ValueError, match="the checkpoint cannot be read"):
         sparton.load(path, device="cpu")
     assert not (path / MARK).exists()

@@ -10,6 +10,7 @@ from sparton.datasets.tokenization import PackedTokenizer
 from sparton.embeddings import EmbeddingTable, TextRows
 from sparton.models.backbones import tiny
 from sparton.models.dense import DenseEncoder
+from sparton.models.folders import Lengths
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.pooling import Pooling
 from sparton.pipelines import embeddings
@@ -35,7 +36,7 @@ def model(tmp_path) -> Path:
     body = tiny([*DOCUMENTS, *QUERIES], hidden_size=32, layers=1).bare()
     dense = DenseEncoder(body, Pooling("mean", True), Markup(query_prompt="lazy "))
     (tmp_path / "dense").mkdir()
-    save_dense(dense, tmp_path / "dense", query_length=8, document_length=8)
+    save_dense(dense, tmp_path / "dense", Lengths(8, 8))
     return tmp_path / "dense"
 
 

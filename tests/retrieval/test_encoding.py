@@ -231,7 +231,6 @@ def test_a_gpu_encodes_in_16_bits_unless_it_is_told_otherwise(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     "head", [EagerHead(), ColbertHead(16), JointHead(EagerHead(), ColbertHead(16))]
 )

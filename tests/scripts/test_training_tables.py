@@ -9,6 +9,7 @@ import pytest
 from benchmarks.training.suites import OURS, SUITES, THEIRS, Cell
 from make_tables import TABLES
 from tables import records, training
+from tests.scripts.test_maxsim_tables import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {f"training_{suite}": suite for suite in SUITES if suite != "integrations"}
@@ -38,14 +39,6 @@ def results(tmp_path, monkeypatch) -> Path:
 
 def write(path: Path, found: list[dict]) -> None:
     path.write_text("".join(json.dumps(each) + "\n" for each in found))
-
-
-def rows(table: str) -> list[list[str]]:
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in table.splitlines()
-        if line.startswith("|")
-    ]
 
 
 @pytest.mark.parametrize(("name", "suite"), NAMES.items())

@@ -18,6 +18,7 @@ from sparton.models.backbones import tiny
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
+from sparton.models.folders import Lengths
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.training.distributed import World
@@ -94,10 +95,9 @@ def pairs(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 def cache(tmp_path_factory) -> Path:
     """Embeddings of the texts "0", "1", ... of either side; the last ones are held out."""
     folder = tmp_path_factory.mktemp("cache")
-    lengths = {"query_length": 8, "document_length": 8}
     body = tiny(TEXTS, hidden_size=WIDTH, layers=1).bare()
     (folder / "model").mkdir()
-    save_dense(DenseEncoder(body, Pooling()), folder / "model", **lengths)
+    save_dense(DenseEncoder(body, Pooling()), folder / "model", Lengths(8, 8))
     sides = zip(pairs(PAIRS, 1), pairs(HELD_OUT, 2), strict=True)
     np.save(folder / "embeddings.npy", torch.cat([torch.cat(side) for side in sides]).numpy())
     total = PAIRS + HELD_OUT

@@ -1,9 +1,9 @@
 """Encoders that count what a batch used: losses that depend on it, however the batch is cut."""
 
+from itertools import chain
+
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from sparton.losses.objective import Objective
@@ -14,8 +14,8 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import Side, TokenBatch, TrainBatch
 from tests.training.bag_encoder import VOCABULARY, WIDTH, BagEncoder, random_batch
+from tests.training.ranks import CPU, on_ranks
 
-CPU = torch.device("cpu")
 QUERIES, NEGATIVES = 6, 1
 
 
@@ -97,22 +97,14 @@ def test_what_each_part_used_by_itself_would_have_been_seen():
     assert distance(gradients, truth()[1]) > 1e-4
 
 
-def _worker(rank: int, size: int, store: str, results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    for micro_batch in (2, None):
-        results[rank, micro_batch] = stepped(World(rank, size, CPU), micro_batch)
-    dist.destroy_process_group()
+def of_rank(world: World) -> list[tuple[float, list[Tensor], list[Tensor]]]:
+    return [stepped(world, micro_batch) for micro_batch in (2, None)]
 
 
 @pytest.mark.slow
 def test_and_every_rank(tmp_path):
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (2, str(tmp_path / "store"), results), nprocs=2)
-        assert len(results) == 4
-        for found in results.values():
-            check(found)
+    for found in chain(*on_ranks(2, tmp_path, of_rank)):
+        check(found)
 
 
 def test_an_encoder_that_counts_nothing_is_not_asked():

@@ -121,7 +121,6 @@ def test_a_loss_scale_that_never_fits_ends_the_run():
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_host_that_is_ahead_of_its_device_does_not_wait():
     watch = FiniteWatch(torch.nn.Linear(1, 1), "checkpoints", scaled=False)
     loss, norm = torch.ones(2, device="cuda").unbind()

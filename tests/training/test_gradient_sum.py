@@ -1,18 +1,14 @@
 """Gradients are added up over the ranks while the backward pass still runs."""
 
-from typing import Any
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from sparton.training import gradient_sum
 from sparton.training.distributed import World
 from sparton.training.gradient_sum import GradientSum
+from tests.training.ranks import CPU, on_ranks
 
-CPU = torch.device("cpu")
 RANKS, STEPS = 2, 3
 SMALL = (0, 50, 10**6)  # nothing is small, biases are, all is
 DEVICES = [
@@ -60,16 +56,8 @@ def truth(step: int) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
-def _worker(rank: int, store: str, device: str, results: Any) -> None:
-    torch.set_num_threads(1)
-    own = torch.device(device, rank if device == "cuda" else None)
-    if device == "cuda":
-        torch.cuda.set_device(own)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    for small in SMALL:
-        results[rank, small] = summed(World(rank, RANKS, own), small)
-    dist.destroy_process_group()
+def of_rank(world: World) -> list[tuple[list[list[Tensor]], list[int]]]:
+    return [summed(world, small) for small in SMALL]
 
 
 def summed(world: World, small: int) -> tuple[list[list[Tensor]], list[int]]:
@@ -92,11 +80,8 @@ def summed(world: World, small: int) -> tuple[list[list[Tensor]], list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_sums_over_ranks(device, tmp_path):
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (str(tmp_path / "store"), device, results), nprocs=RANKS)
-        assert len(results) == RANKS * len(SMALL)
-        for (_, small), (found, started) in results.items():
+    for results in on_ranks(RANKS, tmp_path, of_rank, device=device):
+        for small, (found, started) in zip(SMALL, results, strict=True):
             for step in range(STEPS):
                 for gradient, expected in zip(found[step], truth(step), strict=True):
                     torch.testing.assert_close(gradient, expected)

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from sparton.losses.objective import Objective
@@ -23,8 +21,8 @@ from sparton.training.step import ExactStep
 from sparton.types import TokenBatch, TrainBatch
 from tests.models.test_causal_lm import WORDS, build
 from tests.models.test_lora import FP32, distance, learn
+from tests.training.ranks import CPU, on_ranks
 
-CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
 QUERIES = 8
 
@@ -108,11 +106,9 @@ def test_dropout_of_adapters_is_the_same_in_both_encodings(checkpointing, monkey
         assert all(map(torch.equal, first, second)) != forgets
 
 
-def _worker(
-    rank: int, size: int, store: str, micro_batches: list[int | None], results: Any
-) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+def of_rank(world: World, micro_batches: list[int | None]) -> list[tuple[dict[str, Tensor], int]]:
+    """The gradients, and how many numbers were sent for them."""
+    results: list[tuple[dict[str, Tensor], int]] = []
     summed, add = [], gradient_sum._summed
 
     def spy(gradient: Tensor) -> Any:
@@ -120,24 +116,21 @@ def _worker(
         return add(gradient)
 
     gradient_sum._summed = spy
-    world = World(rank, size, CPU)
     for micro_batch in micro_batches:
         summed.clear()
         encoder = encoder_with()
         world.broadcast(encoder)
-        results[rank, micro_batch] = step_gradients(encoder, micro_batch, world), sum(summed)
-    dist.destroy_process_group()
+        results.append((step_gradients(encoder, micro_batch, world), sum(summed)))
+    return results
 
 
 @pytest.mark.slow
 def test_ranks_change_no_gradient_and_send_those_of_adapters_alone(tmp_path):
     size, micro_batches = 2, [None, 1, 3]
     expected = truth()
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (size, str(tmp_path / "store"), micro_batches, results), nprocs=size)
-        assert len(results) == size * len(micro_batches)
-        for found, summed in results.values():
+    for results in on_ranks(size, tmp_path, of_rank, micro_batches):
+        assert len(results) == len(micro_batches)
+        for found, summed in results:
             assert distance(found, expected) < 1e-5
             assert summed == sum(each.numel() for each in expected.values())
     encoder, rows = encoder_with(), QUERIES // size

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
@@ -16,8 +14,8 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import DocumentCounts, TokenBatch, TokenRows
 from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.ranks import CPU, on_ranks
 
-CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
 SHARE, NEGATIVES, QUERY, DOCUMENT = 12, 2, 10, 20
 PER_QUERY = QUERY + (1 + NEGATIVES) * DOCUMENT  # tokens of the longest query and its documents
@@ -216,20 +214,14 @@ def test_all_ranks_search_where_one_does_not_know(monkeypatch):
         assert search.step.micro_batch == found
 
 
-def _worker(rank: int, size: int, store: str, results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    search = searching((6 if rank == 0 else 3) * PER_QUERY, World(rank, size, CPU))
-    results[rank] = search.search(batch())
-    dist.destroy_process_group()
+def found_by(world: World) -> int:
+    """Rank 0 holds twice as much as rank 1."""
+    return searching((6 if world.rank == 0 else 3) * PER_QUERY, world).search(batch())
 
 
 @pytest.mark.slow
 def test_all_ranks_take_what_fits_on_each(tmp_path):
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (2, str(tmp_path / "store"), results), nprocs=2)
-        assert dict(results) == {0: 3, 1: 3}
+    assert on_ranks(2, tmp_path, found_by) == [3, 3]
 
 
 @pytest.mark.parametrize("size", [12, 6, 5])

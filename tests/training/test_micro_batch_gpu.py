@@ -21,10 +21,7 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from tests.training.bag_encoder import random_batch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SHARE, LENGTHS, GIB = 96, (64, 256), 2**30
 
 

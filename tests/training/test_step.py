@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sparton import products
@@ -23,10 +23,10 @@ from sparton.training.precision import Precision
 from sparton.training.step import DENSE_ENTRIES, ExactStep
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.ranks import CPU, on_ranks
 
 BATCH = 8
 SPARSE, TOKENS, DENSE = ("sparse",), ("tokens",), ("dense",)
-CPU = torch.device("cpu")
 
 
 def global_batch(negatives: int) -> TrainBatch:
@@ -125,18 +125,17 @@ class Case(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def _worker(rank: int, size: int, store: str, cases: list[Case], results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    compacted = []
+def of_rank(world: World, cases: list[Case]) -> list[tuple[list[Tensor], int]]:
+    """The gradients of every case, and how often it left out zeros."""
+    results, compacted = [], []
     compact = Representations.compact
     Representations.compact = lambda reps: compacted.append(1) or compact(reps)
     for case in cases:
         compacted.clear()
-        world = World(rank, size, CPU, case.one_machine)
+        world = World(world.rank, world.size, CPU, case.one_machine)
         given = gradients(world, 1, case.micro_batch, case.kinds)
-        results[rank, case] = given, len(compacted)
-    dist.destroy_process_group()
+        results.append((given, len(compacted)))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -160,14 +159,10 @@ def _worker(rank: int, size: int, store: str, cases: list[Case], results) -> Non
 )
 def test_number_of_processes_does_not_change_the_gradient(size, cases, tmp_path):
     """On one machine the zeros of small batches are kept."""
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (size, str(tmp_path / "store"), cases, results), nprocs=size)
-        for rank in range(size):
-            for case in cases:
-                given, compacted = results[rank, case]
-                assert distance(given, truth(1, case.kinds)) < 1e-6, case
-                assert (compacted == 0) == case.one_machine, case
+    for results in on_ranks(size, tmp_path, of_rank, cases):
+        for case, (given, compacted) in zip(cases, results, strict=True):
+            assert distance(given, truth(1, case.kinds)) < 1e-6, case
+            assert (compacted == 0) == case.one_machine, case
 
 
 def test_the_longest_text_of_all_ranks_is_known_if_every_ranks_is():
@@ -226,26 +221,20 @@ def test_steps_draw_different_dropout_and_repeat_themselves():
     assert losses[0] == losses[2] != losses[1]
 
 
-def _broadcast_worker(rank: int, size: int, store: str, results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+def exchanged(world: World) -> tuple[Tensor, list[int] | None, str]:
+    """Weights, sizes of what rank 0 collects, and a word."""
     layer = torch.nn.Linear(2, 2)
-    torch.nn.init.constant_(layer.weight, rank + 1.0)
-    world = World(rank, size, CPU)
+    torch.nn.init.constant_(layer.weight, world.rank + 1.0)
     world.broadcast(layer)
-    own = Representations(torch.full((rank + 1, 2), float(rank)))
+    own = Representations(torch.full((world.rank + 1, 2), float(world.rank)))
     gathered = world.collect(own)
     sizes = None if gathered is None else [part.num_texts for part in gathered]
-    results[rank] = layer.weight.detach(), sizes, world.share(f"of {rank}")
-    dist.destroy_process_group()
+    return layer.weight.detach(), sizes, world.share(f"of {world.rank}")
 
 
 @pytest.mark.slow
 def test_ranks_get_what_rank_0_has_and_rank_0_what_they_have(tmp_path):
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_broadcast_worker, (2, str(tmp_path / "store"), results), nprocs=2)
-        weights, gathered, shared = zip(*(results[rank] for rank in range(2)), strict=True)
+    weights, gathered, shared = zip(*on_ranks(2, tmp_path, exchanged), strict=True)
     assert all((weight == 1.0).all() for weight in weights)
     assert gathered == ([1, 2], None)
     assert shared == ("of 0", "of 0")

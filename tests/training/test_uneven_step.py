@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch import Tensor
 
 from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
@@ -17,8 +16,8 @@ from sparton.training.step import ExactStep, StepOutput
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 from tests.training.batches import uneven_batch
+from tests.training.ranks import CPU, on_ranks
 
-CPU = torch.device("cpu")
 COUNTS = [1, 4, 4, 1, 1, 1, 1, 4]  # of the first half of the queries more than of the second
 SPARSE, BOTH = ("sparse",), ("sparse", "tokens")
 
@@ -145,14 +144,14 @@ def test_ranks_with_different_numbers_of_documents_decide_alike(monkeypatch):
             assert step._keep_zeros(sides, (4, own.most_documents)) == kept
 
 
-def _worker(rank: int, size: int, store: str, results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+def of_rank(world: World) -> list[tuple[Tensor, ...]]:
+    """Of every case the loss, its gradient, and what is said of the queries."""
+    results = []
     for one_machine, micro_batch, kinds in CASES:
-        output, found = stepped(World(rank, size, CPU, one_machine), micro_batch, kinds)
-        labels = output.sources, output.by_query, output.positives
-        results[rank, one_machine, micro_batch, kinds] = output.loss, found, *labels
-    dist.destroy_process_group()
+        own = World(world.rank, world.size, CPU, one_machine)
+        output, found = stepped(own, micro_batch, kinds)
+        results.append((output.loss, found, output.sources, output.by_query, output.positives))
+    return results
 
 
 CASES = [
@@ -165,11 +164,8 @@ CASES = [
 @pytest.mark.slow
 def test_the_number_of_processes_does_not_change_the_gradient(tmp_path):
     """Dense, sparse and with micro-batches; ranks have 10 and 7 documents."""
-    size = 2
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_worker, (size, str(tmp_path / "store"), results), nprocs=size)
-        for (_, _, micro_batch, kinds), given in results.items():
+    for results in on_ranks(2, tmp_path, of_rank):
+        for (_, micro_batch, kinds), given in zip(CASES, results, strict=True):
             loss, expected = truth(kinds)
             alone, _ = stepped(World(0, 1, CPU), micro_batch, kinds)
             found_loss, found, sources, by_query, positives = given
@@ -177,4 +173,3 @@ def test_the_number_of_processes_does_not_change_the_gradient(tmp_path):
             assert (found - expected).abs().max() < 5e-6
             assert torch.equal(sources, alone.sources) and torch.equal(positives, alone.positives)
             assert torch.allclose(by_query, alone.by_query, atol=1e-6)
-        assert len(results) == size * len(CASES)

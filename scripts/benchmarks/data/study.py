@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +18,7 @@ from benchmarks.data.files import open_files, write_files
 from benchmarks.screen import Columns, Record, in_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
-from sparton.datasets.loader import train_loader
+from sparton.datasets.loader import BatchStream, train_loader
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.checkpoint import load_tokenizer
 from sparton.types import TrainBatch
@@ -126,19 +126,14 @@ def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
     tokenizer = PackedTokenizer(words, QUERY_LENGTH, DOCUMENT_LENGTH)
     open_s, data = timed(lambda: open_files(folder))
 
-    load: Callable[..., Iterable[TrainBatch]] = partial(
-        train_loader,
-        data,
-        tokenizer,
-        batch=settings.options["batch"],
-        num_negatives=0,
-        unique_positives=True,
-    )
-    late = {"start_step": RESUMED_STEP, "steps": RESUMED_STEP + 1}
-    resume_s, _ = timed(lambda: next(iter(load(**late, num_workers=0))))
+    def load(start: int, stop: int, workers: int) -> Iterator[TrainBatch]:
+        stream = BatchStream(data, tokenizer, settings.options["batch"], unique_positives=True)
+        return iter(train_loader(stream, start, stop, num_workers=workers))
+
+    resume_s, _ = timed(lambda: next(load(RESUMED_STEP, RESUMED_STEP + 1, 0)))
 
     def begin() -> Iterator[TrainBatch]:
-        batches = iter(load(steps=10**9, num_workers=cell.workers))
+        batches = load(0, 10**9, cell.workers)
         next(batches)
         return batches
 

@@ -97,8 +97,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parsed = parser.parse_args(arguments)
 
-    from rich.console import Console
-
     from sparton.datasets.collection import beir_texts
     from sparton.pipelines.masked_language import Plan
 
@@ -117,12 +115,11 @@ def main(arguments: Sequence[str]) -> None:
 
         transformers.utils.logging.disable_progress_bar()
         adapted = adapt_lm(texts, plan=plan, **settings)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{adapted.texts:,} texts")
+    print(f"{adapted.texts:,} texts")
     for when, (loss, accuracy) in (("before", adapted.before), ("after", adapted.after)):
-        console.print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of predicted tokens right")
-    console.print(f"decoder bias shifted by {adapted.shift:+.2f}: {plan.active_terms} active terms")
-    console.print(f"written to {settings['output']}")
+        print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of predicted tokens right")
+    print(f"decoder bias shifted by {adapted.shift:+.2f}: {plan.active_terms} active terms")
+    print(f"written to {settings['output']}")
 
 
 def _settings(text: str) -> Any:

@@ -1,14 +1,15 @@
 """``sparton card``: what an evaluation found, into a model's card."""
 
-import argparse
 import filecmp
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparton.cli.commands.flags import command_parser
+
 
 def main(arguments: Sequence[str]) -> None:
     """Write results into the ``README.md`` of a saved model."""
-    parser = argparse.ArgumentParser(prog="sparton card", description=main.__doc__)
+    parser = command_parser("card", main.__doc__)
     parser.add_argument("model", type=Path, help="folder of a saved model")
     parser.add_argument(
         "--results",

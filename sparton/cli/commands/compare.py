@@ -1,10 +1,11 @@
 """``sparton compare``: is one run better than another, or is it chance?"""
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sparton.cli.commands.flags import command_parser
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +17,7 @@ _WIDE = 140  # columns of a table where no terminal has a width
 
 def main(arguments: Sequence[str]) -> None:
     """Compare runs query by query: means, paired tests, and the queries that change most."""
-    parser = argparse.ArgumentParser(prog="sparton compare", description=main.__doc__)
+    parser = command_parser("compare", main.__doc__)
     parser.add_argument(
         "runs",
         type=Path,

@@ -22,8 +22,6 @@ def main(arguments: Sequence[str]) -> None:
     named.add_argument("--file", type=Path, help="of ids, one per line")
     parsed = parser.parse_args(arguments)
 
-    from rich.console import Console
-
     from sparton.encoded import delete_texts, open_encoded
 
     ids = set(parsed.ids or _read_ids(parsed.file))
@@ -34,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     if already := len(ids) - deleted:
         said += f", {already:,} {'was' if already == 1 else 'were'} already"
     said += f", {len(left):,} {'is' if len(left) == 1 else 'are'} left in {parsed.folder}"
-    Console(soft_wrap=True, highlight=False).print(said, markup=False)
+    print(said)
 
 
 def _read_ids(file: Path) -> list[str]:

@@ -13,7 +13,7 @@ was when the same command is given again.
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.cli.commands.flags import add_precision, command_parser, flags_named
 
 INTERRUPTED = "the same command goes on"
 
@@ -30,13 +30,8 @@ def main(arguments: Sequence[str]) -> None:
         "--dtype", choices=("float32", "float16"), default="float32", help="default: float32"
     )
     parser.add_argument("--batch-tokens", type=int, help="of a batch; default: by device")
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="default: by device"
-    )
-    parser.add_argument("--device", help="default: a GPU if there is one")
+    add_precision(parser)
     settings = vars(parser.parse_args(arguments))
-
-    from rich.console import Console
 
     from sparton.datasets.collection import beir_texts
 
@@ -51,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     transformers.utils.logging.disable_progress_bar()
     with flags_named():
         held = cache_embeddings(queries, documents, output, **settings)
-    Console(soft_wrap=True, highlight=False).print(
+    print(
         f"{held.queries:,} queries and {held.documents:,} documents of width {held.width} in "
         f"{output}"
     )

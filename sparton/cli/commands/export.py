@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from sparton.cli.commands.flags import (
-    ON_ERROR,
-    add_columns,
+    add_precision,
+    add_reading,
     command_parser,
     flags_named,
     given,
-    named_columns,
+    reading_of,
 )
 from sparton.types import PLURAL, SIDES
 
@@ -31,8 +31,6 @@ UNITS = {"sparse": "weights", "tokens": "vectors"}
 def main(arguments: Sequence[str]) -> None:
     """``sparton export``."""
     parsed = _parser().parse_args(arguments)
-
-    from rich.console import Console
 
     from sparton.arguments import refuse_ignored
     from sparton.cli.collections import beir_texts
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         file = target(parsed.output, overwrite=parsed.overwrite, **settings)
         files = [beir_texts(parsed.beir, side)] if parsed.beir else locate(parsed.files)
 
-        reading = Reading(columns=named_columns(parsed.columns), on_error=parsed.on_error)
+        reading = Reading(**reading_of(parsed))
 
         # Only now, as it takes seconds: what is wrong so far has been said.
         import transformers
@@ -70,9 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     each = f"{written.entries / written.texts:.1f} {UNITS[file.kind]}"
     none = f", {written.empty:,} of them without any" if written.empty else ""
-    Console(soft_wrap=True, highlight=False).print(
-        f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}", markup=False
-    )
+    print(f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,17 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="names or patterns: JSON lines, JSON, TSV, CSV or Parquet of id and text",
     )
-    add_columns(group)
-    group.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
+    add_reading(group)
     group.add_argument(
         "--side", choices=[*PLURAL.values()], required=True, help="encode the texts as"
     )
     group.add_argument("--length", type=int, help="tokens of a text; default: as trained")
     group = parser.add_argument_group("encoding")
-    group.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="default: by device"
-    )
-    group.add_argument("--device", help="default: a GPU if there is one")
+    add_precision(group)
     group = parser.add_argument_group("output")
     group.add_argument(
         "--output", type=Path, required=True,

@@ -1,17 +1,12 @@
 """What the commands share: flags, in the place of the arguments of functions."""
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from sparton.arguments import ArgumentError, refuse_below
-from sparton.errors import MissingDataError
-
-if TYPE_CHECKING:
-    from sparton.datasets.tables import Columns
-
-ON_ERROR = "what a malformed record does; default: stop"
+from sparton.cli.errors import arguments_named
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -38,19 +33,31 @@ def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def add_columns(group: "argparse._ActionsContainer") -> None:
-    """The flag that says what the columns of files are; :func:`named_columns` reads it."""
+def add_reading(group: "argparse._ActionsContainer") -> None:
+    """The flags that say how files are read; :func:`reading_of` has what they say."""
     group.add_argument(
         "--columns", nargs="+", metavar="NAME[=KNOWN]",
         help="question=query or docno=_id renames; for TSV: the names in order",
     )  # fmt: skip
+    group.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop",
+        help="what a malformed record does; default: stop",
+    )  # fmt: skip
 
 
-def named_columns(names: list[str] | None) -> "Columns | None":
-    """A mapping if the names are written NAME=KNOWN, else a list."""
-    if names and all("=" in name for name in names):
-        return dict(name.split("=", 1) for name in names)
-    return names
+def reading_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """``columns`` and ``on_error`` of a :class:`~sparton.datasets.preparation.Reading`. Columns are
+    a mapping if they are written NAME=KNOWN, else a list."""
+    columns = parsed.columns
+    if columns and all("=" in name for name in columns):
+        columns = dict(name.split("=", 1) for name in columns)
+    return {"columns": columns, "on_error": parsed.on_error}
+
+
+def add_precision(group: "argparse._ActionsContainer", words: str = "default: by device") -> None:
+    """The flags that say where models compute, and in which precision."""
+    group.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"), help=words)
+    group.add_argument("--device", help="default: a GPU if there is one")
 
 
 def check_query(query: str | None, k: int | None) -> None:
@@ -69,16 +76,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@contextmanager
-def flags_named(**others: str) -> Iterator[None]:
-    """What is said inside about arguments is said of the flags that give them.
+def flags_named(**others: str) -> AbstractContextManager[None]:
+    """What is said inside about arguments is said of the flags that give them; see
+    :func:`~sparton.cli.errors.arguments_named`.
 
     Args:
         others: flags that are not called like the argument.
-
-    Raises:
-        ValueError: in the place of an ArgumentError.
-        FileNotFoundError: in the place of a MissingDataError.
     """
 
     def name(argument: str) -> str:
@@ -87,9 +90,4 @@ def flags_named(**others: str) -> Iterator[None]:
     def setting(argument: str, value: object) -> str:
         return name(argument) if value is True else f"{name(argument)} {value}"
 
-    try:
-        yield
-    except ArgumentError as error:
-        raise ValueError(error.told(name, setting)) from error
-    except MissingDataError as error:  # which settings of a training would say more of
-        raise FileNotFoundError(str(error)) from error
+    return arguments_named(name, setting)

@@ -24,8 +24,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parsed = parser.parse_args(arguments)
 
-    from rich.console import Console
-
     from sparton.datasets.collection import beir_texts
 
     texts = beir_texts(parsed.corpora, or_files=True)
@@ -36,12 +34,11 @@ def main(arguments: Sequence[str]) -> None:
 
     tokenizer = load_tokenizer(parsed.tokenizer)
     idf = compute_idf(texts, tokenizer, parsed.output)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{len(idf):,} of {len(tokenizer):,} tokens occur")
+    print(f"{len(idf):,} of {len(tokenizer):,} tokens occur")
     ranked = sorted(idf.items(), key=lambda item: item[1])
     for label, some in (("lowest", ranked[:8]), ("highest", ranked[-8:])):
-        console.print(f"{label}: {_named(some)}", markup=False)
-    console.print(f"written to {parsed.output}")
+        print(f"{label}: {_named(some)}")
+    print(f"written to {parsed.output}")
 
 
 def _named(weights: Iterable[tuple[str, float]]) -> str:

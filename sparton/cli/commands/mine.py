@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.commands.flags import (
-    ON_ERROR,
-    add_columns,
+    add_precision,
+    add_reading,
     command_parser,
     flag,
     flags_named,
     given,
-    named_columns,
+    reading_of,
 )
 from sparton.cli.commands.train import set_environment
 
@@ -160,18 +160,11 @@ def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
     if parsed.beir:
         settings = given(parsed, ["split", "on_error"])
         return beir_pairs(parsed.beir, **settings), None
-    columns, on_error = named_columns(parsed.columns), parsed.on_error
+    settings = {**reading_of(parsed), "limit": parsed.limit}
     if parsed.queries:
-        return id_records(
-            parsed.files,
-            parsed.queries,
-            parsed.collection,
-            columns=columns,
-            on_error=on_error,
-            limit=parsed.limit,
-        ), None
+        return id_records(parsed.files, parsed.queries, parsed.collection, **settings), None
     collection = locate(parsed.collection) if parsed.collection else None
-    examples = text_records(parsed.files, columns=columns, on_error=on_error, limit=parsed.limit)
+    examples = text_records(parsed.files, **settings)
     if collection is None:
         return examples, None
     return examples, text_table("collection", collection, Reading())
@@ -226,11 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--query-length", type=int, help="default: as the model was trained")
     group.add_argument("--document-length", type=int, help="default: as the model was trained")
     group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
-    group.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16", "fp8"),
-        help="of models as miner or --teacher-kind retriever; default: by device",
-    )  # fmt: skip
-    group.add_argument("--device", help="default: a GPU if there is one")
+    add_precision(group, "of models as miner or --teacher-kind retriever; default: by device")
     _add_choice(parser.add_argument_group("choice"))
     group = parser.add_argument_group("teachers")
     group.add_argument(
@@ -273,8 +262,7 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
     group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
     group.add_argument("--split", help="of the BEIR folder's judgments; default: train")
-    add_columns(group)
-    group.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
+    add_reading(group)
     group.add_argument("--limit", type=int, help="read this many examples, drawn at random")
     group.add_argument(
         "--exclude-self", action="store_true",

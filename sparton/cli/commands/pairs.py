@@ -48,8 +48,6 @@ def main(arguments: Sequence[str]) -> None:
     texts = _Texts(parsed.corpora)
     iter(texts)  # a missing file is said now, as what follows takes seconds
 
-    from rich.console import Console
-
     from sparton.cli.commands.flags import flags_named
     from sparton.pipelines import pair_texts
 
@@ -58,6 +56,5 @@ def main(arguments: Sequence[str]) -> None:
             texts, parsed.output, by=parsed.by, per_text=parsed.per_text, seed=parsed.seed
         )
     found = ", ".join(f"{n:,} by {way}" for way, n in counts.items() if way != "too_short")
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{found}; {counts['too_short']:,} texts are too short")
-    console.print(f"written to {parsed.output}")
+    print(f"{found}; {counts['too_short']:,} texts are too short")
+    print(f"written to {parsed.output}")

@@ -1,15 +1,14 @@
 """``sparton push``: a saved model to the Hugging Face hub."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparton.cli.commands.flags import flags_named
+from sparton.cli.commands.flags import command_parser, flags_named
 
 
 def main(arguments: Sequence[str]) -> None:
     """Upload a saved model with its card to the Hugging Face hub."""
-    parser = argparse.ArgumentParser(prog="sparton push", description=main.__doc__)
+    parser = command_parser("push", main.__doc__)
     parser.add_argument("model", type=Path, help="folder of a saved model")
     parser.add_argument("repository", help="user/name on the hub; made if it is not there")
     parser.add_argument("--license", help="default: what the model's card says")

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparton.cli.commands.flags import (
-    ON_ERROR,
-    add_columns,
+    add_reading,
     check_query,
     command_parser,
     flag,
     flags_named,
-    named_columns,
+    reading_of,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
     index = retriever.index(documents, build=build)
     if files is not None:
         with flags_named():
-            reading = Reading(columns=named_columns(parsed.columns), on_error=parsed.on_error)
+            reading = Reading(**reading_of(parsed))
             _write_run(index, files, reading, parsed.output, parsed.k or 1000)
     elif parsed.query is not None:
         _show(index, parsed.query, parsed.k or 10)
@@ -109,8 +108,6 @@ def _write_run(
     index: "TextIndex", files: "list[DataFile]", reading: "Reading", output: Path, k: int
 ) -> None:
     """Search with all queries of some files."""
-    from rich.console import Console
-
     from sparton.datasets.texts import text_table
     from sparton.retrieval.run import Run
     from sparton.retrieval.trec import check_identifiers, write_run
@@ -128,10 +125,9 @@ def _write_run(
         write_run(Run.from_scores(scores), fresh)
     number = len(index.ids)
     columns = " | ".join(table.table.facts["columns"])
-    Console(soft_wrap=True, highlight=False).print(
+    print(
         f"the best {min(k, number):,} of {number:,} documents for {len(ids):,} queries"
-        f"{columns and f' ({columns})'}, written to {output}",
-        markup=False,
+        f"{columns and f' ({columns})'}, written to {output}"
     )
 
 
@@ -168,8 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
-    add_columns(parser)
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
+    add_reading(parser)
     parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
     parser.add_argument(
         "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"

@@ -21,23 +21,29 @@ def set_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def main(arguments: Sequence[str], script: Path | None = None) -> None:
-    """Train as the arguments say.
+def run_hydra_command(name: str, arguments: Sequence[str], script: Path | None) -> None:
+    """Do what the words behind ``sparton train``, ``evaluate`` or ``encode`` ask for.
 
     Args:
-        script: of a clone, which other processes of the same run start; None for ``-m sparton``.
+        name: of the command.
+        script: of a clone, which other processes of the same work start; None for ``-m sparton``.
     """
-    set_environment()
-    logging.raiseExceptions = False  # a log that a full disk does not take hides no error
     from sparton.cli.command_line import read_request
 
-    request = read_request(arguments, "train")
+    request = read_request(arguments, name)
     if request.shows:
         from sparton.cli.composing import show
 
-        show(request, "train", arguments)
+        show(request, name, arguments)
         return
     from sparton.cli import entry
 
-    program = ["-m", "sparton", "train"] if script is None else [str(script.resolve())]
-    entry.train(request, [sys.executable, *program])
+    program = ["-m", "sparton", name] if script is None else [str(script.resolve())]
+    getattr(entry, name)(request, [sys.executable, *program])
+
+
+def main(arguments: Sequence[str], script: Path | None = None) -> None:
+    """Train as the arguments say; ``script`` as :func:`run_hydra_command` has it."""
+    set_environment()
+    logging.raiseExceptions = False  # a log that a full disk does not take hides no error
+    run_hydra_command("train", arguments, script)

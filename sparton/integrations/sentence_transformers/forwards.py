@@ -38,19 +38,24 @@ class _Pending(NamedTuple):
     decoder: Decoder
 
 
-class PackedPreprocess:
+class Replacement:
+    """A callable in the place of a method.
+
+    Args:
+        module: whose method it is.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+
+class PackedPreprocess(Replacement):
     """``Transformer.preprocess`` whose texts come laid end to end, as sentence-transformers does it
     for FlashAttention. On the host, where the number of tokens is known. The mask of the padded
     batch stays beside them for those who count tokens, such as the model card.
 
     Queries that are expanded stay padded, and so does everything with ``unpad_inputs=False``.
-
-    Args:
-        module: whose ``preprocess`` it stands for.
     """
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
 
     def __call__(self, *inputs: Any, **options: Any) -> Features:
         """What the stock method returns, packed.
@@ -70,21 +75,18 @@ class PackedPreprocess:
         return {"input_ids": packed.values[None], **boundaries, **rest}
 
 
-class PackedTransformer:
+class PackedTransformer(Replacement):
     """``Transformer.forward`` on packed tokens, over the parameters of the model that it holds.
 
     Texts may come laid end to end, and then nothing waits for the device; or padded, when the
     number of their tokens is asked for.
-
-    Args:
-        module: whose ``forward`` it stands for.
 
     Raises:
         ValueError: see :class:`~sparton.models.twin.Twin`.
     """
 
     def __init__(self, module: Any) -> None:
-        self.module = module
+        super().__init__(module)
         self._twin: Twin | None = self._make_twin()
 
     def __call__(self, features: Features, **_: Any) -> Features:
@@ -136,15 +138,8 @@ class PackedTransformer:
         return {"module": self.module, "_twin": None}
 
 
-class FusedSpladePooling:
-    """``SpladePooling.forward`` without logits: the fused head reads what the transformer left.
-
-    Args:
-        module: whose ``forward`` it stands for.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
+class FusedSpladePooling(Replacement):
+    """``SpladePooling.forward`` without logits: the fused head reads what the transformer left."""
 
     def __call__(self, features: Features) -> Features:
         """The representations ``[N, V]``, in the dtype that the stock module has in training."""
@@ -165,15 +160,8 @@ class FusedSpladePooling:
         return features
 
 
-class PaddedMask:
-    """``MultiVectorMask.forward``, which pads packed tokens again without waiting for the device.
-
-    Args:
-        module: whose ``forward`` it stands for.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
+class PaddedMask(Replacement):
+    """``MultiVectorMask.forward`` that pads packed tokens again without waiting for the device."""
 
     def __call__(self, features: Features, task: str | None = None) -> Features:
         """What the stock module makes of the padded batch."""

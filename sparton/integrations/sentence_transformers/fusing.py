@@ -1,7 +1,6 @@
 """Models of sentence-transformers on packed tokens and fused heads, in place."""
 
 import logging
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sentence_transformers.base.modules import Router, Transformer
@@ -15,6 +14,7 @@ from sparton.integrations.sentence_transformers.forwards import (
     PackedPreprocess,
     PackedTransformer,
     PaddedMask,
+    Replacement,
 )
 from sparton.models.body import ATTENTION_DROPOUTS
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
 
 _OUTPUTS = {"fill-mask": "logits", "feature-extraction": "last_hidden_state"}
-_FORWARDS: dict[type[nn.Module], Callable[[Any], Any]] = {
+_FORWARDS: dict[type[nn.Module], type[Replacement]] = {
     Transformer: PackedTransformer,
     SpladePooling: FusedSpladePooling,
     MultiVectorMask: PaddedMask,
@@ -143,9 +143,7 @@ def _forward_of(part: nn.Module) -> Any:
 
 
 def _is_fused(part: nn.Module) -> bool:
-    return isinstance(
-        vars(part).get("forward"), PackedTransformer | FusedSpladePooling | PaddedMask
-    )
+    return isinstance(vars(part).get("forward"), Replacement)
 
 
 def _warn_of_dropout(module: Any) -> None:

@@ -11,16 +11,16 @@ from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
-from sparton.models.folders import csr, files
+from sparton.models.folders import csr
 from sparton.models.folders.card import write_card
-from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
+from sparton.models.folders.colbert import load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, module_kinds
+from sparton.models.folders.files import Lengths, length_of, module_kinds, own_lengths
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
-from sparton.models.folders.vectors import is_late_interaction
+from sparton.models.folders.vectors import is_late_interaction, read_lengths, read_modules
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.origin import origin_of_trained
@@ -55,27 +55,24 @@ def save_encoder(
         ValueError: an encoder of a kind that has no folder, or see :func:`check_saving`.
     """
     check_saving(encoder)
-    lengths = {"query_length": query_length, "document_length": document_length}
-    folder = Path(path)
+    folder, lengths = Path(path), Lengths(query_length, document_length)
     with replacing_folder(folder) as fresh:
         match encoder:
             case SpladeEncoder():
-                save_splade(encoder, fresh, **lengths)
+                save_splade(encoder, fresh, lengths)
             case ColbertEncoder():
-                save_colbert(encoder, fresh, **lengths)
+                save_colbert(encoder, fresh, lengths)
             case JointEncoder():
-                save_joint(encoder, fresh, **lengths)
+                save_joint(encoder, fresh, lengths)
             case AsymmetricEncoder():
-                save_router(encoder, fresh, **lengths)
+                save_router(encoder, fresh, lengths)
             case AutoencoderEncoder():
-                save_csr(encoder, fresh, **lengths)
+                save_csr(encoder, fresh, lengths)
             case DenseEncoder():
-                save_dense(encoder, fresh, **lengths)
+                save_dense(encoder, fresh, lengths)
             case _:
                 raise ValueError(f"a {type(encoder).__name__} cannot be saved as a folder")
-        write_card(
-            encoder, fresh, name=Path(path).name, lengths=Lengths(query_length, document_length)
-        )
+        write_card(encoder, fresh, folder.name, lengths)
 
 
 def check_saving(encoder: Encoder) -> None:
@@ -171,9 +168,12 @@ def _loader(source: Source) -> tuple[Callable[..., Encoder], type, str]:
 def encoder_lengths(name: str | Path | Source) -> Lengths | None:
     """The lengths an encoder was trained with; None where the folder does not say."""
     source = Source.of(name)
+    if own := own_lengths(source):
+        return own
     kinds = module_kinds(source)
     if kinds == ROUTER:
         return router_lengths(source)
     if is_late_interaction(kinds):
-        return colbert_lengths(source)
-    return files.encoder_lengths(source)
+        return read_lengths(source, read_modules(source, ""))
+    length = length_of(source, "")
+    return None if length is None else Lengths(length, length)

@@ -21,10 +21,9 @@ from sparton.models.folders.files import (
     Lengths,
     describe_transformer,
     list_modules,
-    own_lengths,
     write_json,
 )
-from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
+from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.lora import own_base
 from sparton.models.repository import Source, join
 from sparton.types import BodyOptions
@@ -34,9 +33,7 @@ NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 PROJECTION_FOLDER = "1_Dense"
 
 
-def save_colbert(
-    encoder: ColbertEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_colbert(encoder: ColbertEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path``.
 
     PyLate gives every vector the length 1 and knows no model that does not, and it pools tokens
@@ -48,7 +45,6 @@ def save_colbert(
     version 1.6 asks for, which leaves the adapters of any folder at random numbers and goes on.
     """
     encoder.backbone.save(path)
-    lengths = Lengths(query_length, document_length)
     write_vectors(path, encoder.head, encoder.projection, encoder.backbone, lengths)
 
 
@@ -74,24 +70,19 @@ def write_vectors(
 
 
 def load_colbert(
-    name: str | Path | Source,
-    head: ColbertHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: ColbertHead | None, **options: Unpack[BodyOptions]
 ) -> ColbertEncoder:
     """Read an encoder from a folder of :func:`save_colbert`, of PyLate or of sentence-transformers'
-    ``MultiVectorEncoder``, or any of these on the Hugging Face hub.
+    ``MultiVectorEncoder``.
 
     Args:
-        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder; when None the folder's.
-        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or one that this project does not
             have, or other settings than those of ``head``, or its weights are damaged.
         OSError: files are missing.
     """
-    source = Source.of(name)
     modules = read_modules(source, "")
     subfolder = modules.transformer
     tokenizer = load_tokenizer(source, subfolder=subfolder)
@@ -117,13 +108,6 @@ def fill_projection(projection: nn.Linear, weights: Mapping[str, Tensor], place:
             f"have {projection.in_features}: copy or download the folder again"
         )
     projection.load_state_dict(weights)
-
-
-def colbert_lengths(name: str | Path | Source) -> Lengths | None:
-    """The lengths an encoder was trained with; None where the folder does not say."""
-    source = Source.of(name)
-    own = own_lengths(source)
-    return own or read_lengths(source, read_modules(source, ""))
 
 
 def _descriptions(
@@ -154,8 +138,7 @@ def _descriptions(
         "default_prompt_name": None,
         "query_prefix": head.query_marker,
         "document_prefix": head.document_marker,
-        "query_length": lengths.query,
-        "document_length": lengths.document,
+        **lengths.described(),
         "do_query_expansion": head.query_expansion,
         "attend_to_expansion_tokens": head.attend_to_expansion,
         "skiplist_words": skipped,
@@ -166,7 +149,6 @@ def _descriptions(
         "bias": projection.bias is not None,
         "activation_function": "torch.nn.modules.linear.Identity",
     }
-    files["sparton.json"] = {"query_length": lengths.query, "document_length": lengths.document}
-    if len(head.widths) > 1:
-        files["sparton.json"]["widths"] = head.widths
+    widths = {"widths": head.widths} if len(head.widths) > 1 else {}
+    files["sparton.json"] = lengths.described() | widths
     return files

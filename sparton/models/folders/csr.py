@@ -22,7 +22,6 @@ from sparton.models.folders.files import (
     Lengths,
     check_active_dims,
     check_settings,
-    composition,
     describe_model,
     list_modules,
     read_module,
@@ -52,16 +51,14 @@ NAMES = {
 }
 
 
-def save_csr(
-    encoder: AutoencoderEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_csr(encoder: AutoencoderEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path``; for cached embeddings with the model that made them."""
     head = encoder.head
     backbone = encoder.backbone
     body = load_dense(backbone.source).body if isinstance(backbone, CachedBackbone) else backbone
     dense = DenseEncoder(body, head.pool, encoder.markup)
     body.save(path)
-    write_dense(dense, path, Lengths(query_length, document_length))
+    write_dense(dense, path, lengths)
     modules = dense_modules(head.pool)
     folder = f"{len(modules)}_{KIND}"
     modules[folder] = f"sentence_transformers.sparse_encoder.models.{KIND}"
@@ -78,32 +75,23 @@ def save_csr(
 
 
 def load_csr(
-    name: str | Path | Source,
-    head: AutoencoderHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: AutoencoderHead | None, **options: Unpack[BodyOptions]
 ) -> AutoencoderEncoder:
-    """Read an encoder from a folder of :func:`save_csr` or of sentence-transformers, or from the
-    Hugging Face hub.
+    """Read an encoder from a folder of :func:`save_csr` or of sentence-transformers.
 
     Args:
-        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder but for what matters in training alone;
             when None the folder's, and nothing is frozen.
-        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder composes other modules, has other settings than ``head`` or a
             similarity other than dot product and cosine, or weights are damaged or do not fit.
         OSError: files are missing.
     """
-    source = Source.of(name)
-    parts = read_parts(source) or []
-    if not parts or parts[-1].kind != KIND:
-        kinds = composition(parts) or "nothing"
-        raise ValueError(f"{source}/modules.json composes {kinds}; {KIND} must come last")
+    *parts, last = read_parts(source) or []
     similarity = read_similarity(source, "dot")
-    dense = read_dense(source, parts[:-1], **options)
-    folder = parts[-1].path
+    dense = read_dense(source, parts, **options)
+    folder = last.path
     sizes = read_module(source, f"{folder}/config.json")
     found = _read_head(sizes, dense)
     check_active_dims(source, found.k)

@@ -45,12 +45,10 @@ POOLING_KEYS = {
 THEIR_LAST = POOLING_KEYS["pooling_mode_lasttoken"]  # our "last"
 
 
-def save_dense(
-    encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path`` with what ``SentenceTransformer(path)`` loads."""
     encoder.body.save(path)
-    describe_dense(encoder, path, Lengths(query_length, document_length))
+    describe_dense(encoder, path, lengths)
 
 
 def describe_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
@@ -102,7 +100,7 @@ def write_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
     """The descriptions of the modules, all but ``modules.json``."""
     files: dict[str, Any] = {
         TRANSFORMER_FILE: describe_transformer(encoder.body, *lengths),
-        "sparton.json": {"query_length": lengths.query, "document_length": lengths.document},
+        "sparton.json": lengths.described(),
     }
     for folder in filter(None, dense_modules(encoder.pooling)):
         files[f"{folder}/config.json"] = {}

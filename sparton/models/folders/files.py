@@ -48,6 +48,10 @@ class Lengths(NamedTuple):
     query: int
     document: int
 
+    def described(self) -> dict[str, int]:
+        """As ``sparton.json`` has them."""
+        return {"query_length": self.query, "document_length": self.document}
+
 
 def class_name(path: str) -> str:
     """A class without the modules that it lies in."""
@@ -62,17 +66,6 @@ def write_json(folder: Path, files: Mapping[str, Any]) -> None:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def encoder_lengths(name: str | Path | Source) -> Lengths | None:
-    """The lengths an encoder was trained with; None where the folder does not say.
-
-    sentence-transformers knows one length for both and has kept it in several places.
-    """
-    source = Source.of(name)
-    own = own_lengths(source)
-    length = None if own else length_of(source, "")
-    return own if length is None else Lengths(length, length)
-
-
 def own_lengths(source: Source) -> Lengths | None:
     """Those that this project wrote, if it did."""
     own = source.fields("sparton.json")
@@ -85,7 +78,8 @@ def own_lengths(source: Source) -> Lengths | None:
 
 
 def length_of(source: Source, subfolder: str) -> int | None:
-    """The length of a module of sentence-transformers, None where there is no limit."""
+    """The length of a module of sentence-transformers, which knows one for both sides and has kept
+    it in several places; None where there is no limit."""
     for file, key in LENGTH_KEYS:
         fields = source.fields(file, subfolder)
         length = fields.get(key, float)
@@ -213,11 +207,7 @@ def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:
     """The ``sparton.json`` of a SPLADE model: what sentence-transformers has no words for. Its
     SpladePooling knows no ``include_prompt`` and pools prompts in any case, and no text is read
     twice there."""
-    own = {
-        "query_length": lengths.query,
-        "document_length": lengths.document,
-        "include_prompt": markup.include_prompt,
-    }
+    own: dict[str, Any] = lengths.described() | {"include_prompt": markup.include_prompt}
     return own if markup.echo is None else own | {"echo": markup.echo}
 
 

@@ -38,9 +38,7 @@ DENSE_KEY = "dense_vectors"  # likewise
 WEIGHTS_KEY = "score_weights"
 
 
-def save_joint(
-    encoder: JointEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_joint(encoder: JointEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path``."""
     head = encoder.head.tokens
     sparse = SpladeEncoder(encoder.backbone, encoder.head.sparse)
@@ -51,7 +49,6 @@ def save_joint(
     )
     sparse.similarity = encoder.similarity
     encoder.backbone.save(path)
-    lengths = Lengths(query_length, document_length)
     halves = {VECTORS_KEY: VECTORS_FOLDER}
     _link_files(path, path / VECTORS_FOLDER)
     write_vectors(path / VECTORS_FOLDER, head, encoder.projection, encoder.backbone, lengths)
@@ -60,34 +57,29 @@ def save_joint(
         dense = DenseEncoder(encoder.backbone, pooling, sparse.markup, cosine=pooling.normalize)
         _link_files(path, path / DENSE_FOLDER)
         describe_dense(dense, path / DENSE_FOLDER, lengths)
-    files = describe_splade(sparse, query_length, document_length)
+    files = describe_splade(sparse, lengths)
     files["sparton.json"] |= {**halves, WEIGHTS_KEY: encoder.score_weights}
     write_splade(sparse, path, files)
 
 
-def is_joint(name: str | Path | Source) -> bool:
+def is_joint(source: Source) -> bool:
     """Whether the folder is one of :func:`save_joint`."""
-    return Source.of(name).fields("sparton.json").get(VECTORS_KEY, str) is not None
+    return source.fields("sparton.json").get(VECTORS_KEY, str) is not None
 
 
 def load_joint(
-    name: str | Path | Source,
-    head: JointHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: JointHead | None, **options: Unpack[BodyOptions]
 ) -> JointEncoder:
-    """Read an encoder from a folder of :func:`save_joint`, or from the Hugging Face hub.
+    """Read an encoder from a folder of :func:`save_joint`.
 
     Args:
-        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder, but for ``score_weights``; when None the
             folder's.
-        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the settings of ``head`` are others, or weights are damaged.
         OSError: files are missing.
     """
-    source = Source.of(name)
     sparse_head = None if head is None else head.sparse
     sparse = load_sparse(source, sparse_head, **options)
     sparse_markup = agreed_prompts(source, sparse_head, sides=())

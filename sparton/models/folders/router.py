@@ -25,12 +25,10 @@ from sparton.models.folders.files import (
     agreed_prompts,
     check_active_dims,
     class_name,
-    composition,
     describe_model,
     describe_own,
     length_of,
     list_modules,
-    own_lengths,
     read_module,
     read_parts,
     read_similarity,
@@ -71,30 +69,28 @@ class Routes(NamedTuple):
         return [part.kind for part in self.query] == [class_name(STATIC)]
 
 
-def save_router(
-    encoder: AsymmetricEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_router(encoder: AsymmetricEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path``."""
     encoder.document.backbone.save(path)
     pooling = f"document_1_{class_name(POOLING)}"
     routes = {"document": modules_of(encoder.document, pooling)}
     files = {
-        TRANSFORMER_FILE: describe_lm(encoder.document, document_length),
+        TRANSFORMER_FILE: describe_lm(encoder.document, lengths.document),
         f"{pooling}/config.json": describe_pooling(encoder.document),
     }
     if isinstance(encoder.query, StaticEncoder):
         folder = f"query_0_{class_name(STATIC)}"
         routes["query"] = {folder: STATIC}
         files[f"{folder}/config.json"] = {"frozen": encoder.query.frozen}
-        _save_static(encoder.query, path / folder, query_length)
+        _save_static(encoder.query, path / folder, lengths.query)
     else:
         folder = f"query_0_{class_name(transformer_type(encoder.query))}"
         pooling = f"query_1_{class_name(POOLING)}"
         routes["query"] = modules_of(encoder.query, pooling, folder)
-        files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
+        files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, lengths.query)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
         encoder.query.backbone.save(path / folder)
-    own = describe_own(Lengths(query_length, document_length), encoder.markup)
+    own = describe_own(lengths, encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
     for side, pooling in ((side, [*routes[side]][-1]) for side in SIDES):
@@ -103,16 +99,13 @@ def save_router(
 
 
 def load_router(
-    name: str | Path | Source,
-    head: SpladeHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: SpladeHead | None, **options: Unpack[BodyOptions]
 ) -> AsymmetricEncoder | SpladeEncoder:
-    """Read an encoder from a folder of :func:`save_router`, a Router folder of
-    sentence-transformers, or either on the Hugging Face hub.
+    """Read an encoder from a folder of :func:`save_router`, or a Router folder of
+    sentence-transformers.
 
     Args:
         head: of the documents; see :func:`~sparton.models.folders.splade.load_splade`.
-        name, options: see there.
 
     Returns:
         A symmetric encoder where both routes have the same modules.
@@ -122,7 +115,6 @@ def load_router(
             damaged or unfitting files.
         OSError: files are missing.
     """
-    source = Source.of(name)
     similarity = read_similarity(source, "dot")
     check_active_dims(source, None)
     routes = _read_routes(source)
@@ -144,16 +136,12 @@ def load_router(
     return encoder
 
 
-def router_lengths(name: str | Path | Source) -> Lengths | None:
+def router_lengths(source: Source) -> Lengths | None:
     """The lengths of the routes; None where the folder does not say.
 
     A static query route cuts texts without special tokens, and often later than the documents'
     model could; queries are then cut as documents are.
     """
-    source = Source.of(name)
-    own = own_lengths(source)
-    if own is not None:
-        return own
     routes = _read_routes(source)
     query, document = (length_of(source, parts[0].path) for parts in routes)
     if document is None:
@@ -180,10 +168,8 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
 
 
 def _read_routes(source: Source) -> Routes:
-    parts = read_parts(source) or []
-    if [part.kind for part in parts] != ["Router"]:
-        raise ValueError(f"{source}/modules.json composes {composition(parts)}, not one Router")
-    folder = parts[0].path
+    (router,) = read_parts(source) or []
+    folder = router.path
     config = read_module(source, join(folder, CONFIG))
     structure, types = config.object("structure"), config.object("types")
     parameters = config.object("parameters")

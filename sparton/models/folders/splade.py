@@ -75,12 +75,10 @@ class Layout(NamedTuple):
     head: HeadSettings | None
 
 
-def save_splade(
-    encoder: SpladeEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
+def save_splade(encoder: SpladeEncoder, path: Path, lengths: Lengths) -> None:
     """Fill the folder ``path``."""
     encoder.backbone.save(path)
-    write_splade(encoder, path, describe_splade(encoder, query_length, document_length))
+    write_splade(encoder, path, describe_splade(encoder, lengths))
 
 
 def write_splade(encoder: SpladeEncoder, path: Path, files: Mapping[str, Any]) -> None:
@@ -146,20 +144,16 @@ def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
 
 
 def load_splade(
-    name: str | Path | Source,
-    head: SpladeHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: SpladeHead | None, **options: Unpack[BodyOptions]
 ) -> SpladeEncoder:
     """Read an encoder from a folder of :func:`save_splade`, a sentence-transformers folder (older
-    and newer layouts), a plain masked-LM checkpoint, or any of these on the Hugging Face hub.
+    and newer layouts), or a plain masked-LM checkpoint.
 
     Args:
-        name: path or hub name, or a source that says more.
         head: how representations are computed; when None a ``SpartonHead`` with the settings that
             the folder names (a plain checkpoint: maximum and relu), or a ``TiledHead`` for a sum
             of the largest terms of each token. Its prompts must be those of the folder, if it
             names any.
-        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or another pooling, activation,
@@ -167,16 +161,13 @@ def load_splade(
             product and cosine, or its weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
-    source = Source.of(name)
     encoder = load_sparse(source, head, **options)
     encoder.markup = agreed_prompts(source, head)
     return encoder
 
 
 def load_sparse(
-    source: Source,
-    head: SpladeHead | None = None,
-    **options: Unpack[BodyOptions],
+    source: Source, head: SpladeHead | None, **options: Unpack[BodyOptions]
 ) -> SpladeEncoder:
     """:func:`load_splade` without the prompts of texts."""
     similarity = read_similarity(source, "dot")
@@ -193,7 +184,7 @@ def load_sparse(
 def load_layout(
     source: Source,
     layout: Layout,
-    head: SpladeHead | None = None,
+    head: SpladeHead | None,
     **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """:func:`load_splade` of a model whose layout is known."""
@@ -238,16 +229,14 @@ def _usual_head(settings: HeadSettings | None) -> SpladeHead:
     return SpartonHead(**settings)
 
 
-def describe_splade(
-    encoder: SpladeEncoder, query_length: int, document_length: int
-) -> dict[str, Any]:
+def describe_splade(encoder: SpladeEncoder, lengths: Lengths) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
     return {
         "modules.json": list_modules(modules_of(encoder, POOLING_FOLDER)),
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        TRANSFORMER_FILE: describe_lm(encoder, query_length, document_length),
+        TRANSFORMER_FILE: describe_lm(encoder, *lengths),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
-        "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
+        "sparton.json": describe_own(lengths, encoder.markup),
     }
 
 

@@ -9,6 +9,7 @@ from sparton.cli.commands.embed import main
 from sparton.embeddings import TextRows
 from sparton.models.backbones import tiny
 from sparton.models.dense import DenseEncoder
+from sparton.models.folders import Lengths
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 
@@ -27,7 +28,7 @@ def folders(tmp_path) -> list[Path]:
     (tmp_path / "dense").mkdir()
     body = tiny(["a fox", "a hen", "a cat"], hidden_size=32, layers=1).bare()
     dense = DenseEncoder(body, Pooling("mean", True))
-    save_dense(dense, tmp_path / "dense", query_length=8, document_length=8)
+    save_dense(dense, tmp_path / "dense", Lengths(8, 8))
     return [tmp_path / "one", tmp_path / "two"]
 
 

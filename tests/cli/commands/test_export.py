@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 
@@ -12,14 +11,12 @@ from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
+from tests.pipelines.conftest import own_cache
 from tests.pipelines.mining_problems import generate, read_records, write
 
+__all__ = ["own_cache"]  # a fixture
+
 DOCUMENTS = [each["positive"] for each in generate(9)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
@@ -132,7 +129,7 @@ def test_malformed_records_stop_or_are_skipped(models, tmp_path):
 
 def test_the_choices_are_those_of_the_library():
     """Written out in the commands, which import little."""
-    from sparton.cli.commands import export, mine
+    from sparton.cli.commands import export
     from sparton.pipelines.vector_files import DTYPES
     from sparton.retrieval.encoding import AUTOCAST
 
@@ -140,6 +137,5 @@ def test_the_choices_are_those_of_the_library():
         (action,) = (each for each in parser._actions if each.dest == name)
         return tuple(action.choices)
 
-    for command in (export, mine):
-        assert choices(command._parser(), "precision") == tuple(AUTOCAST)
+    assert choices(export._parser(), "precision") == tuple(AUTOCAST)
     assert choices(export._parser(), "dtype") == tuple(DTYPES)

@@ -2,24 +2,16 @@
 
 from pathlib import Path
 
-import datasets
 import pytest
 
 from sparton.cli.commands.mine import main
 from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
+from tests.pipelines.conftest import own_cache, pairs
 from tests.pipelines.mining_problems import generate, read_records, write
 
+__all__ = ["own_cache", "pairs"]  # fixtures
+
 RETRIEVER = ["--teacher", "a/model", "--teacher-kind", "retriever"]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-@pytest.fixture
-def pairs(tmp_path) -> Path:
-    return write(tmp_path / "pairs.jsonl", generate())
 
 
 def mine(*arguments: object) -> list[dict]:

@@ -39,8 +39,6 @@ def topical(texts: int, seed: int, *, topics: int = 12, tokens: int = 30) -> Tok
 
 
 def build(documents: Representations, device: str = "cpu", **settings) -> CompressedIndex:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     return CompressedIndexBuilder(**settings)(documents, device)
 
 
@@ -152,7 +150,6 @@ def test_rerank_equals_search_among_the_candidates(device, staged):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("staged", [False, True])
 def test_documents_on_the_host_are_found_as_those_on_a_gpu(staged, monkeypatch):
     documents, queries = texts_of(topical(300, 8)), texts_of(topical(40, 9))
@@ -204,8 +201,6 @@ def test_a_query_asks_for_few_operations(staged, few):
 @pytest.mark.parametrize(("P", "k"), [(40, 1), (40, 7), (40, 50), (9000, 4097)])
 def test_the_best_of_listed_pairs(P, k, Q, device):
     """Ties, NaN, minus infinity, and a query without pairs; or no pairs at all."""
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     generator = torch.Generator().manual_seed(0)
     owners = torch.randint(max(Q - 1, 1), (P,), generator=generator).sort().values.int()
     scores = torch.randint(-3, 4, (P,), generator=generator).float()

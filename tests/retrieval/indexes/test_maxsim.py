@@ -68,8 +68,6 @@ def texts_of(vectors: TokenVectors, dtype: str = "float16") -> Representations:
 
 
 def make_index(documents: Representations, device: str, **limits: int) -> MultiVectorIndex:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     return MultiVectorIndex(documents.tokens, device, **limits)
 
 
@@ -298,7 +296,6 @@ def test_a_gpu_holds_documents_that_it_has_room_for(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
 def test_documents_on_a_gpu_are_found_as_those_on_the_host(dtype, monkeypatch):
     documents = store_tokens(random_vectors(400, seed=5), dtype)
