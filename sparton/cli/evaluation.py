@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
-from sparton.training.outcome import ECHO
+from sparton.training.outcome import ECHO, termination_told
 from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
@@ -55,13 +56,27 @@ def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
         else:
             alone = "RANK" not in os.environ
             own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
-            run_evaluation(cfg, typed, own)
-            leave_world()
+            with termination_told("the same command evaluates anew"), _echoes_held(own):
+                run_evaluation(cfg, typed, own)
+                leave_world()
     except EXPECTED_ERRORS as error:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(ECHO)  # the main process says the same
         return error
     return None
+
+
+@contextmanager
+def _echoes_held(world: World) -> Iterator[None]:
+    """What no user can mend may be the echo of a rank that is gone, for which this one is ended."""
+    try:
+        yield
+    except EXPECTED_ERRORS:
+        raise
+    except Exception:
+        if world.size > 1:
+            time.sleep(ECHO)
+        raise
 
 
 def _evaluate_on_gpus(cfg: DictConfig, command: Sequence[str]) -> None:
