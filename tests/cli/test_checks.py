@@ -68,6 +68,10 @@ def test_what_could_not_be_made_is_refused_before_data_are_read(overrides, messa
     assert re.search(message, explain(caught.value)), explain(caught.value)
 
 
+def test_an_optimizer_of_ones_own_is_not_made_before_its_training():
+    check(composed("optimizer._target_=tests.sweeps.broken.out_of_memory"), 1)
+
+
 @pytest.mark.parametrize(
     "typed",
     ["backbone=modernbert_base", "backbone.name=/nowhere", "+backbone.logit_scale=1", "~backbone"],
