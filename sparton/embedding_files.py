@@ -30,7 +30,8 @@ EMBEDDINGS, KEYS, FACTS, PROGRESS, MODEL = (
     "model",
 )
 _AT_ONCE = 1 << 16  # rows
-_DAMAGED = "delete the folder and call sparton.pipelines.cache_embeddings as before"
+_MAKER = "sparton embed (in Python, sparton.pipelines.cache_embeddings)"
+_DAMAGED = f"delete the folder and write it anew with {_MAKER}"
 
 
 class CacheFacts(NamedTuple):
@@ -89,8 +90,8 @@ def check_cache(folder: Path, *sealed: str) -> Cache:
     cache = open_cache(folder)
     if cache.seals is None:
         raise ValueError(
-            f"{folder} holds {cache.written} of {len(cache.keys)} embeddings: call sparton."
-            "pipelines.cache_embeddings again as before, it goes on where it stopped"
+            f"{folder} holds {cache.written} of {len(cache.keys)} embeddings: the "
+            f"same {_MAKER} goes on where it stopped"
         )
     for name in sealed:
         if fault := cache.seals[name].fault(folder / name):
@@ -107,8 +108,7 @@ def open_cache(folder: Path) -> Cache:
     """
     if not (folder / FACTS).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no cache of embeddings ({FACTS} is missing): write one with "
-            "sparton.pipelines.cache_embeddings"
+            f"{folder} holds no cache of embeddings ({FACTS} is missing): write one with {_MAKER}"
         )
     facts = _facts(folder / FACTS)
     keys = _array(folder / KEYS, 1, "uint64")

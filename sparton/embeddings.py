@@ -84,8 +84,8 @@ class TextRows:
         if unknown.size:
             raise ValueError(
                 f"{self.folder} has no embedding of the {side} {texts[unknown[0]][:80]!r}: give "
-                "sparton.pipelines.cache_embeddings all the texts that a run reads, those of its "
-                "evaluation too"
+                "sparton embed (in Python, sparton.pipelines.cache_embeddings) all the texts that "
+                "a run reads, those of its evaluation too"
             )
         count = len(rows)
         return TokenBatch(

@@ -101,7 +101,7 @@ def test_a_damaged_cache_is_refused_by_name(folder: Path, damage: str) -> None:
     TextRows(folder), EmbeddingTable(folder)  # which can be read
     name, harm = DAMAGE[damage]
     harm(folder / name)
-    with pytest.raises(ValueError, match=r"call sparton\.pipelines\.cache_embeddings") as caught:
+    with pytest.raises(ValueError, match=r"with sparton embed \(in Python, ") as caught:
         TextRows(folder), EmbeddingTable(folder)
     said = str(caught.value)
     assert str(folder) in said and "\n" not in said and len(said) < 600

@@ -191,6 +191,9 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
     Path("toy/corpus.jsonl").write_text(lines.replace('"d4"', '"d5"'))
     Path("toy/qrels/test.tsv").write_text("q0\td0\t1\n")
     assert "document 4 is 'd4' and not 'd5'" in told("documents=splade")
+    Path("toy/corpus.jsonl").write_text(lines + '{"_id": "more", "title": "", "text": "x"}\n')
+    count = len(lines.splitlines())
+    assert f"holds {count} documents, and the task toy has {count + 1}" in told("documents=splade")
     write_beir(Path("other"))
     two = ["evaluation=folders", "evaluation.paths=[toy,other]", "documents=splade"]
     assert "there is no splade/toy: encode them with that as output" in refused(

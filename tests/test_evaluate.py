@@ -5,11 +5,13 @@ import logging
 import runpy
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from sparton.cli.evaluation import _echoes_held
 from sparton.datasets.collection import beir_folder
 from sparton.evaluation import evaluate_encoder, load_retriever
 from sparton.models.assembly import build_encoder
@@ -17,6 +19,8 @@ from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
+from sparton.training.distributed import World
+from sparton.training.outcome import ECHO
 from tests.evaluation.problems import DOCUMENTS, make_task, write_beir
 from tests.test_evaluation import ROOT, refusal
 
@@ -163,6 +167,18 @@ def test_fewer_and_narrower_vectors_make_a_smaller_index(models, monkeypatch):
     ]
     sizes = [each["speed"]["index_bytes"] for each in found]
     assert sizes[0] > max(sizes[1:]) and found[2]["document_vectors"] < found[1]["document_vectors"]
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "waits"),
+    [(RuntimeError, 2, [ECHO]), (RuntimeError, 1, []), (ValueError, 2, [])],
+)
+def test_a_rank_waits_to_be_ended_where_its_error_may_be_an_echo(monkeypatch, error, ranks, waits):
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    with pytest.raises(error), _echoes_held(World(0, ranks, torch.device("cpu"))):
+        raise error("Connection closed by peer")
+    assert waited == waits
 
 
 def test_several_folders_are_evaluated_by_their_names(monkeypatch):

@@ -8,12 +8,15 @@ import math
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.arguments import ArgumentError
 from sparton.cli.folders import LATEST
-from sparton.cli.overrides import changed_groups, overrides_in
+from sparton.cli.overrides import changed_groups, overrides_in, written
 from sparton.cli.schema import body_options, total_steps
 from sparton.cli.targets import refuse_wrong_settings
 from sparton.retrieval.settings import check_metrics, check_search
@@ -45,6 +48,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     refuse_wrong_settings(cfg, changed_groups(typed))  # imports PyTorch
     _check_refresh(cfg)
     _check_loss(cfg)
+    _check_parts(cfg)
 
 
 def _check_names(cfg: DictConfig) -> None:
@@ -249,6 +253,39 @@ def _check_loss(cfg: DictConfig) -> None:
             "query's positive with negatives of its own: set num_negatives=1 or more, or "
             "loss=infonce"
         )
+
+
+def _check_parts(cfg: DictConfig) -> None:
+    """Settings that the small objects of a training refuse when they are made."""
+    from torch import nn, zeros
+
+    for name in ("scheduler", "averaging"):
+        if cfg[name]:
+            _built(cfg, name)
+    for side in ("query_regularizer", "document_regularizer"):
+        for name in cfg[side]:
+            _built(cfg, f"{side}.{name}")
+    if not cfg.optimizer["_target_"].startswith("torch.optim."):
+        return  # what others do when they are made is not known
+    optimizer = _built(cfg, "optimizer")
+    try:
+        optimizer([{"params": [nn.Parameter(zeros(1, 1))]}])
+    except Exception as error:  # of any kind: types are not looked at
+        given: Any = OmegaConf.to_container(cfg.optimizer, resolve=True)
+        settings = {name: value for name, value in given.items() if not name.startswith("_")}
+        raise ValueError(
+            f"optimizer={written(settings)} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _built(cfg: DictConfig, place: str) -> Any:
+    try:
+        return instantiate(OmegaConf.select(cfg, place))
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError) and not isinstance(cause, ArgumentError):
+            raise ValueError(f"{place}: {cause}") from error
+        raise
 
 
 def _check_steps(cfg: DictConfig, world_size: int) -> None:

@@ -69,7 +69,7 @@ _SETTINGS = {
 }
 # What overrides can do about an error, where its own words leave that open.
 _REMEDIES = {
-    BlockingIOError: "; name=NAME gives a run another folder",
+    BlockingIOError: ": wait for its end, or name another one (of a training, with name=NAME)",
     DeviceMemoryError: (
         ". Set micro_batch=N, which changes no gradient and bounds what is encoded at once, or "
         "backbone.gradient_checkpointing=true"

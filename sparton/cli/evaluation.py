@@ -2,7 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparton import evaluation
 from sparton.cli.devices import check_gpus
+from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.schema import flat_settings
@@ -26,6 +29,7 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
+from sparton.training.outcome import ECHO, termination_told
 from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
@@ -44,10 +48,24 @@ def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> None:
     typed, alone = HydraConfig.get().overrides.task, "RANK" not in os.environ
     if cfg.gpus > 1 and alone:
         _evaluate_on_gpus(cfg, [*again, *typed, "hydra.mode=RUN"])
-    else:
-        own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
+        return
+    own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
+    with termination_told("the same command evaluates anew"), _echoes_held(own):
         run_evaluation(cfg, typed, own)
         leave_world()
+
+
+@contextmanager
+def _echoes_held(world: World) -> Iterator[None]:
+    """What no user can mend may be the echo of a rank that is gone, for which this one is ended."""
+    try:
+        yield
+    except EXPECTED_ERRORS:
+        raise
+    except Exception:
+        if world.size > 1:
+            time.sleep(ECHO)
+        raise
 
 
 def _evaluate_on_gpus(cfg: DictConfig, command: Sequence[str]) -> None:

@@ -36,6 +36,10 @@ def fits(value: object, annotation: Any) -> bool:
         if isinstance(value, str):
             return fits(value, inner[0])  # text is a sequence of characters
         return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if origin is tuple and inner and Ellipsis not in inner:
+        if not isinstance(value, list) or len(value) != len(inner):
+            return False
+        return all(fits(each, kind) for each, kind in zip(value, inner, strict=True))
     if origin in (dict, Mapping) and inner:
         return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
     return True
@@ -51,6 +55,8 @@ def in_words(annotation: Any) -> str:
         return " or ".join(map(str, inner))
     if origin in (list, Sequence):
         return "a list, as in [a,b]"
+    if origin is tuple and inner and Ellipsis not in inner:
+        return f"a list of {len(inner)} values"
     if origin in (dict, Mapping):
         return "values with names, as in {a: b}"
     return _PLAIN.get(origin, "")

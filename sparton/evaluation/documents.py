@@ -1,7 +1,6 @@
 """Whether documents that were encoded before are those that a task would encode."""
 
 from collections.abc import Collection
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from sparton.digests import records_digest
@@ -76,7 +75,12 @@ def _check_texts(documents: EncodedTexts, task: RetrievalTask) -> None:
     whole = len(documents.facts.parts) == 1 and len(documents) == documents.facts.rows
     if whole and records_digest(ids, texts) == documents.facts.parts[0].source:
         return
-    for row, (stored, wanted) in enumerate(zip_longest(documents.ids, ids)):
+    if len(documents) != len(ids):
+        raise ValueError(
+            f"{documents.folder} holds {len(documents):,} documents, and the task {task.name} has "
+            f"{len(ids):,}: encode those of the task"
+        )
+    for row, (stored, wanted) in enumerate(zip(documents.ids, ids, strict=True)):
         if stored != wanted:
             raise ValueError(
                 f"{documents.folder} holds other documents than the task {task.name}: document "

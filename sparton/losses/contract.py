@@ -110,6 +110,25 @@ def scalar(value: object, name: str) -> Tensor:
     )
 
 
+def refuse_constant(value: Tensor, name: str, *given: Representations) -> None:
+    """Refuse a summand from which nothing would learn: beside others, it would be in the log alone.
+
+    Args:
+        name: what to call it in the message.
+        given: what it was computed from.
+
+    Raises:
+        ValueError: it has no gradient, though ``given`` ask for one.
+    """
+    learning = any(leaf.requires_grad for reps in given for leaf in reps.leaves())
+    if torch.is_grad_enabled() and learning and not value.requires_grad:
+        raise ValueError(
+            f"{name} has no gradient, so nothing would learn from it: compute it from its "
+            "arguments by operations of torch that can be differentiated, without detach, item or "
+            "no_grad"
+        )
+
+
 def total(terms: Mapping[str, Term]) -> Tensor:
     """The weighted sum of at least one term; fp32 scalar.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.maxsim import maxsim_varlen
-from sparton.losses.contract import Loss, Scored, checked_loss, scalar, total
+from sparton.losses.contract import Loss, Scored, checked_loss, refuse_constant, scalar, total
 from sparton.losses.regularizers import Regularizer
 from sparton.losses.rows import dot_scores
 from sparton.representations import Representations, TokenVectors
@@ -82,7 +82,7 @@ class Objective:
         Raises:
             ValueError: N is not a multiple of Q and there are no ``counts``, or there are with a
                 loss that compares every query with negatives of its own; or a loss or a penalty is
-                not one number.
+                not one number, or has no gradient though the representations ask for one.
         """
         positives = self._positives(queries, documents, counts)
         device = positives.device
@@ -93,6 +93,8 @@ class Objective:
             with torch.no_grad():
                 of_queries = self.ranking.by_query(scored) if by_query else None
             loss = total(terms)
+            for name, term in terms.items():
+                refuse_constant(term.value, f"the loss {name}", queries, documents)
             parts = {"ranking": loss.detach()}
             if len(terms) > 1:
                 parts |= {f"ranking_{name}": term.value.detach() for name, term in terms.items()}
@@ -138,16 +140,18 @@ class Objective:
         self, queries: Representations, documents: Representations, step: int
     ) -> Iterator[tuple[Tensor, float, str]]:
         """Each with its weight and its name in the log."""
-        for side, reps, regularizers in (
-            ("query", queries.sparse, self.query_regularizers),
-            ("document", documents.sparse, self.document_regularizers),
+        for side, given, regularizers in (
+            ("query", queries, self.query_regularizers),
+            ("document", documents, self.document_regularizers),
         ):
+            reps = given.sparse
             if reps is None:
                 continue
             if isinstance(reps, Tensor):
                 reps = reps.float()
             for name, regularizer in regularizers.items():
                 penalty = scalar(regularizer.penalty(reps), f"the penalty {side}_{name}")
+                refuse_constant(penalty, f"the penalty {side}_{name}", given)
                 yield penalty, regularizer.weight_at(step), f"{side}_{name}"
         for name, weight in self.own_losses.items():
             yield torch.cat([queries.losses[name], documents.losses[name]]).mean(), weight, name

@@ -244,7 +244,8 @@ def adapts_head(source: Source, subfolder: str, body: str) -> bool:
 
 
 def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreTrainedModel:
-    """A model with an adapter of a folder in its weights, which are changed in place.
+    """A model with an adapter of a folder in its weights, which are changed in place and learn as
+    before.
 
     Raises:
         ValueError: the adapter does not fit the model, or is damaged, or the model has other
@@ -260,6 +261,7 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
     config.inference_mode = True
     tensors = load_file(weights)
     check_finite(tensors.items(), str(weights))
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         adapted = peft.PeftModel(model, config)
         found = peft.set_peft_model_state_dict(adapted, tensors)
@@ -276,10 +278,12 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
     if trained_on is not None and trained_on != _adapted_weights(adapted):
         raise ValueError(
             f"{place}: the adapter was trained on other weights than those that "
-            f"{config.base_model_name_or_path} has now: put back that model, or train the adapter "
-            "on this one"
+            f"{config.base_model_name_or_path} has now (the same ones rounded to fp16 since count "
+            "as others): put back that model, or train the adapter on this one"
         )
     whole: PreTrainedModel = adapted.merge_and_unload()
+    for parameter in learning:  # which peft has frozen
+        parameter.requires_grad_(True)
     return whole
 
 

@@ -141,8 +141,12 @@ def _notes(
         notes.append(f"In brackets: {published.source}.{f' {PRINTED}' if derived else ''}")
     if largest := largest_batches(records, examples):
         notes.append(f"Largest batch that fit: {', '.join(largest)}.")
+    several = len({record["seed"] for record in records}) > 1
     for name, record in zip(line_names(records), records, strict=True):
         if record["status"] in _UNFINISHED:
-            cell = f"{name}, batch {record['batch']:,}"
+            seed = f", seed {record['seed']}" if several else ""
+            cell = f"{name}, batch {record['batch']:,}{seed}"
             notes.append(f"{cell}: {record['status']}: {record['message']}")
+    if any(record["status"] in _UNFINISHED for record in records):
+        notes.append("The same command goes on with the cells that have no result.")
     return notes

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _STATE = (  # of a checkpoint
     "encoder", "averages", "optimizer", "scaler", "best", "micro_batch", "mined", "identity",
+    "source_losses",
 )  # fmt: skip
 OwnStep = TypeVar("OwnStep", bound=Step)
 
@@ -127,6 +128,7 @@ class Trainer(Generic[OwnStep]):
         self.best, self.start_step, self.mined = state["best"], state["step"], state["mined"]
         if self.fit is not None:
             self.fit.choice = state["micro_batch"]
+        self._by_source.load_state(state["source_losses"])
         return self.start_step
 
     def run(self, batches: Iterable[Batch], loggers: Sequence[Logger]) -> None:
@@ -174,6 +176,8 @@ class Trainer(Generic[OwnStep]):
         saves = evaluates or keeps
         self._finite.check(completed, wait=logs or saves, saving=saves)
         record = self._describe(completed, output, norm) if logs else {}
+        if settings.due(settings.log_every, completed):  # not after the line that each start adds
+            self._by_source.forget()
         if evaluates:
             record |= self._evaluate()
         for logger in loggers if record else ():
@@ -255,6 +259,7 @@ class Trainer(Generic[OwnStep]):
                 "micro_batch": self.fit and self.fit.choice,
                 "mined": self.mined,
                 "identity": dict(self.identity),
+                "source_losses": self._by_source.state(),
             }
             self._weights.save_checkpoint(self.folder / "checkpoints", completed, state)
             self.world.barrier()

@@ -94,6 +94,37 @@ def run_here(
 def termination_noted(folder: Path, run: str) -> Iterator[None]:
     """A signal that ends this process, as of a user, a terminal that is closed, a cluster or a
     container, is written down before it does; one that is ignored (nohup) stays ignored."""
+
+    def note(message: str) -> None:
+        if end_run(folder, run, Status(KILLED, message)) and dist.is_torchelastic_launched():
+            log.error("%s; %s", message, GOES_ON)
+
+    with _terminations(note):
+        yield
+
+
+@contextmanager
+def termination_told(what_then: str) -> Iterator[None]:
+    """A rank that torchrun ends says so in the log, as torchrun itself tells of signals alone.
+
+    Args:
+        what_then: becomes of the work.
+    """
+    told = False
+
+    def note(message: str) -> None:  # from a thread and from the main one
+        nonlocal told
+        if not told:
+            told = True
+            log.error("%s; %s", message, what_then)
+
+    with _terminations(note) if dist.is_torchelastic_launched() else nullcontext():
+        yield
+
+
+@contextmanager
+def _terminations(note_end: Callable[[str], None]) -> Iterator[None]:
+    """Before a signal ends this process, ``note_end`` is called with what is to be said of it."""
     process = os.getpid()  # not one that it starts, which may inherit the handler
     elastic = dist.is_torchelastic_launched()
 
@@ -101,8 +132,8 @@ def termination_noted(folder: Path, run: str) -> Iterator[None]:
         message = f"ended by {signal.Signals(number).name}"
         if elastic and number == signal.SIGTERM:
             message += ", which torchrun sends when it or another rank is ended"
-        if os.getpid() == process and end_run(folder, run, Status(KILLED, message)) and elastic:
-            log.error("%s; %s", message, GOES_ON)
+        if os.getpid() == process:
+            note_end(message)
 
     def end(number: int, _: FrameType | None) -> None:
         note(number)

@@ -9,8 +9,8 @@ LOSS_OF = "loss_of_"  # in a record, before the name of a source
 
 
 class SourceLosses:
-    """Means over the queries of each source since the last log line; the device is waited for only
-    there.
+    """Means over the queries of each source since they were last forgotten; the device is waited
+    for only where they are read.
 
     Args:
         names: of the sources, by number.
@@ -26,12 +26,24 @@ class SourceLosses:
         self._sums.index_add_(0, sources, losses)
         self._counts.index_add_(0, sources, torch.ones_like(losses))
 
-    def read(self) -> dict[str, float]:
-        """``loss_of_<source>`` for the sources that had queries; forgets what was counted."""
-        means = (self._sums / self._counts).tolist()
-        counts = self._counts.tolist()
+    def forget(self) -> None:
+        """Count anew."""
         self._sums.zero_()
         self._counts.zero_()
+
+    def state(self) -> list[list[float]]:
+        """What was counted, for a checkpoint."""
+        return [self._sums.tolist(), self._counts.tolist()]
+
+    def load_state(self, state: list[list[float]]) -> None:
+        """Go on from what :meth:`state` gave of the same sources."""
+        for own, stored in zip((self._sums, self._counts), state, strict=True):
+            own.copy_(torch.tensor(stored))
+
+    def read(self) -> dict[str, float]:
+        """``loss_of_<source>`` for the sources that had queries."""
+        means = (self._sums / self._counts).tolist()
+        counts = self._counts.tolist()
         return {
             f"{LOSS_OF}{name}": mean
             for name, mean, count in zip(self._names, means, counts, strict=True)

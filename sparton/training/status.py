@@ -74,7 +74,7 @@ def only_writer(folder: Path) -> Iterator[None]:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OWNER)
                 _wait_for_members(lock)
         except (BlockingIOError, PermissionError):
-            raise BlockingIOError(f"{folder}: another process trains in this folder") from None
+            raise BlockingIOError(f"{folder}: another process works in this folder") from None
         except OSError:
             pass  # no locks here
         if not member:

@@ -77,7 +77,7 @@ def test_a_command_that_is_refused_changes_nothing_of_the_run_that_is_there():
     before = content()
     with only_writer_elsewhere(folder):
         refused = subprocess.run(command, capture_output=True, text=True)
-    assert refused.returncode == 1 and f"{folder}: another process trains" in refused.stderr
+    assert refused.returncode == 1 and f"{folder}: another process works" in refused.stderr
     assert content() == before
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert content() != before and not (folder / ".hydra").exists()

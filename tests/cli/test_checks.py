@@ -7,6 +7,7 @@ import torch
 from hydra.errors import InstantiationException
 
 from sparton.cli.checks import check
+from sparton.cli.errors import explain
 from sparton.cli.inputs import read_inputs
 from sparton.training.distributed import World
 from tests.composing import composed
@@ -45,6 +46,30 @@ from tests.composing import composed
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
     with pytest.raises(ValueError, match=message):
         check(composed(*overrides), world_size)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["optimizer.betas=[a,b]"],
+            r"optimizer=\{.*betas:\[a,b\],.*\} cannot be made: TypeError: ",
+        ),
+        (["optimizer.betas=[0.9,1.5]"], "cannot be made: ValueError: Invalid beta parameter at in"),
+        (["scheduler.warmup=2"], "scheduler.warmup=2 must be a share of the steps"),
+        (["averaging=swa", "averaging.start=2"], r"averaging.start=2 must be in \[0, 1\)"),
+        (["document_regularizer.flops.weight=-1"], "document_regularizer.flops: a regularizer's"),
+        (["query_regularizer.l1.ramp.steps=-5"], "query_regularizer.l1: a ramp needs steps >= 1"),
+    ],
+)
+def test_what_could_not_be_made_is_refused_before_data_are_read(overrides, message):
+    with pytest.raises((ValueError, InstantiationException)) as caught:
+        check(composed(*overrides), 1)
+    assert re.search(message, explain(caught.value)), explain(caught.value)
+
+
+def test_an_optimizer_of_ones_own_is_not_made_before_its_training():
+    check(composed("optimizer._target_=tests.sweeps.broken.out_of_memory"), 1)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_arguments_of_the_library_are_told_as_the_overrides_that_give_them():
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (BlockingIOError("x: another process trains"), "; name=NAME gives a run another folder"),
+        (BlockingIOError("x: another process works"), ": wait for its end, or name another one"),
         (OtherRunError("Give this run a folder of its own"), "(name=NAME gives it one)"),
         (NonFiniteLossError("Try a smaller learning rate"), "(optimizer.lr, clip_norm, precision,"),
         (DeviceMemoryError("9 GiB more"), "Set micro_batch=N, which changes no gradient"),

@@ -41,6 +41,8 @@ WRONG = [
     ("+backbone.revision=5", "must be text, or null"),
     ("head.widths=[64,wide]", "must be a list, as in [a,b], or null"),
     ("scheduler.warmup=long", "must be a number"),
+    ("optimizer.betas=3", "must be a list of 2 values"),
+    ("optimizer.betas=[0.9]", "must be a list of 2 values"),
     ("refresh.rule.depth=deep", "must be a whole number"),
     ("evaluation.holdout.share=some", "must be a number"),
     ("evaluation.holdout.most=some", "must be a whole number from 1 on"),
@@ -68,7 +70,7 @@ def test_a_value_of_another_type_is_refused_before_any_work(override, message):
         "data.files={a: a.csv, b: {files: [b.csv], limit: 5}}", "data.root='2024'",
         "data.columns=[query,positive]", "data.columns={frage: query}", "data.root=${missing}",
         "loss.temperature=1", "loss.temperature=${weight_decay}", "head.widths=[128,64]",
-        "head.skiplist=[a,b]", "optimizer.betas=[0.8,0.9]", "+optimizer.foreach=true",
+        "head.skiplist=[a,b]", "optimizer.betas=[0.8,0.9]", "+optimizer.amsgrad=true",
         "backbone.lora={rank: 4}", "seed=-9223372036854775808", "seed=18446744073709551615",
     ],
 )  # fmt: skip

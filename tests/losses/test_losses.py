@@ -263,6 +263,28 @@ def test_losses_and_penalties_of_ones_own_are_one_number(reps):
             objective(*sides, 0)
 
 
+def test_losses_and_penalties_of_ones_own_without_a_gradient_are_refused(reps):
+    """Beside another summand, which learns, nobody would notice."""
+    constant = Own(lambda scores: scores.mean().detach())
+    learning = Representations(reps[:2].clone().requires_grad_()), Representations(reps[2:])
+    fixed = Representations(reps[:2]), Representations(reps[2:])
+    penalty = {"mine": Regularizer(lambda rows: rows.detach().mean(), 1.0)}
+    for objective, name in (
+        (Objective(constant, {"l1": Regularizer(l1, 1.0)}), "the loss sparse"),
+        (
+            Objective(WeightedSum({"a": InfoNCE(), "b": constant}, {"a": 1.0, "b": 1.0})),
+            "the loss b",
+        ),
+        (Objective(InfoNCE(), penalty), "the penalty query_mine"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} has no gradient, so nothing would learn"):
+            objective(*learning, 0)
+        objective(*fixed, 0)
+        with torch.no_grad():
+            objective(*learning, 0)
+    Objective(InfoNCE(), {}, penalty)(*learning, 0)  # whose documents do not learn
+
+
 def test_what_lacks_parts_of_a_loss_is_refused():
     class Bare:
         def __call__(self, scores, positives, teacher_scores):

@@ -265,6 +265,16 @@ def test_training_goes_on_from_either_folder(saving, base, tmp_path):
             check_saving(trained(folder, EagerHead(), ALONE))
 
 
+@pytest.mark.parametrize("base", ["bert", "causal"], indirect=True)
+def test_all_weights_learn_that_were_read_from_a_folder_of_adapters(base, tmp_path):
+    """peft freezes a base: a training of all weights would learn a projection alone, or nothing."""
+    folder = save(trained(base, EagerHead(), ALONE), tmp_path / "alone")
+    for encoder in (trained(folder, EagerHead(), None), trained(folder, TOKENS, None)):
+        assert all(parameter.requires_grad for parameter in encoder.backbone.parameters())
+    beside_adapters = trained(folder, EagerHead(), FP32).backbone.named_parameters()
+    assert all(weight.requires_grad == (".lora_" in name) for name, weight in beside_adapters)
+
+
 def test_adapters_alone_are_refused_where_no_file_has_the_rest(base, tmp_path):
     changed = [
         build_encoder(bare(str(base), lora=ALONE), ColbertHead(16)),  # whose markers are new tokens

@@ -75,7 +75,7 @@ def test_a_second_sweep_leaves_the_running_cells_of_the_first_alone(tmp_path):
     with subprocess.Popen([sys.executable, "-c", sweep]):
         _wait_for(lambda: (tmp_path / "runs").exists())
         refused = run_cell(code, tmp_path, SETTINGS | {"seed": 1})
-        assert refused == Status("failed", f"{tmp_path}: another process trains in this folder")
+        assert refused == Status("failed", f"{tmp_path}: another process works in this folder")
         assert read_status(tmp_path) == Status("running")
     assert find_cells(tmp_path) == [(tmp_path, SETTINGS, Status("ok", "as it said"))]
     assert runs(tmp_path) == 1

@@ -100,6 +100,16 @@ def test_every_cell_is_a_row_and_those_without_a_result_are_counted_and_explaine
     assert [json.loads(line)["status"] for line in lines] == [row[2] for row in body]
 
 
+def test_cells_without_a_result_are_told_apart_by_their_seed(sweep, capsys):
+    write_report(sweep)
+    assert "The same command goes on with the cells that have no result." in capsys.readouterr().out
+    for seed in (1, 2):
+        leave_cell(sweep, "tiled", 32, "failed", seed=seed)
+    write_report(sweep)
+    shown = capsys.readouterr().out
+    assert all(f"tiled, batch 32, seed {seed}: failed: failed, why" in shown for seed in (1, 2))
+
+
 def test_the_time_of_a_whole_training_and_published_figures_in_brackets(sweep):
     write_report(sweep, examples=1_000_000, published=PUBLISHED)
     header, _, *body = rows(sweep)

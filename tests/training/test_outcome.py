@@ -168,6 +168,24 @@ def test_a_rank_of_torchrun_that_does_not_come_to_its_handler_notes_its_end(tmp_
     assert said == f"{message}; {GOES_ON}\n"
 
 
+def test_work_without_a_run_tells_once_of_its_end_by_torchrun():
+    code = """if True:
+        import os, signal
+        from sparton.training.outcome import termination_told
+
+        with termination_told("evaluate anew"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    """
+    message = "ended by SIGTERM, which torchrun sends when it or another rank is ended"
+    for launcher, said in (
+        ({}, ""),
+        ({"TORCHELASTIC_RUN_ID": "x"}, f"{message}; evaluate anew\n"),
+    ):
+        program, environment = [sys.executable, "-c", code], os.environ | launcher
+        ended = subprocess.run(program, capture_output=True, text=True, env=environment)
+        assert ended.returncode == -signal.SIGTERM and ended.stderr == said
+
+
 def ranks(folder: Path, code: str) -> list[str]:
     """A command that leaves its environment in the folder, and then does something."""
     names = "('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'OMP_NUM_THREADS')"

@@ -136,7 +136,7 @@ def test_an_owner_waits_for_the_members_of_a_dead_one(tmp_path, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as member:
         assert member.stdout.readline() == b"began\n"
         monkeypatch.setattr(status, "_GRACE", 0.2)
-        with pytest.raises(BlockingIOError, match="another process trains"):
+        with pytest.raises(BlockingIOError, match="another process works"):
             only_writer(tmp_path).__enter__()
         monkeypatch.setattr(status, "_GRACE", 60.0)
         threading.Timer(0.5, member.kill).start()
@@ -160,7 +160,7 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path):
     """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"began\n"
-        with pytest.raises(BlockingIOError, match=f"{tmp_path}: another process trains"):
+        with pytest.raises(BlockingIOError, match=f"{tmp_path}: another process works"):
             only_writer(tmp_path).__enter__()
         with only_writer(tmp_path / "elsewhere"):
             pass
