@@ -4,7 +4,7 @@ Q queries, N documents of the global batch, grouped by query, the positive first
 unless some queries have no negatives of their own, which no loss is shown that ``needs_negatives``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import NamedTuple, Protocol, cast
 
@@ -110,7 +110,7 @@ def scalar(value: object, name: str) -> Tensor:
     )
 
 
-def refuse_constant(value: Tensor, name: str, *given: Representations) -> None:
+def refuse_constant(value: Tensor, name: str, given: Iterable[Tensor]) -> None:
     """Refuse a summand from which nothing would learn: beside others, it would be in the log alone.
 
     Args:
@@ -120,8 +120,9 @@ def refuse_constant(value: Tensor, name: str, *given: Representations) -> None:
     Raises:
         ValueError: it has no gradient, though ``given`` ask for one.
     """
-    learning = any(leaf.requires_grad for reps in given for leaf in reps.leaves())
-    if torch.is_grad_enabled() and learning and not value.requires_grad:
+    if value.requires_grad or not torch.is_grad_enabled():
+        return
+    if any(x.requires_grad for x in given):
         raise ValueError(
             f"{name} has no gradient, so nothing would learn from it: compute it from its "
             "arguments by operations of torch that can be differentiated, without detach, item or "

@@ -94,7 +94,8 @@ class Objective:
                 of_queries = self.ranking.by_query(scored) if by_query else None
             loss = total(terms)
             for name, term in terms.items():
-                refuse_constant(term.value, f"the loss {name}", queries, documents)
+                given = (*queries.leaves(), *documents.leaves())
+                refuse_constant(term.value, f"the loss {name}", given)
             parts = {"ranking": loss.detach()}
             if len(terms) > 1:
                 parts |= {f"ranking_{name}": term.value.detach() for name, term in terms.items()}
@@ -140,18 +141,18 @@ class Objective:
         self, queries: Representations, documents: Representations, step: int
     ) -> Iterator[tuple[Tensor, float, str]]:
         """Each with its weight and its name in the log."""
-        for side, given, regularizers in (
-            ("query", queries, self.query_regularizers),
-            ("document", documents, self.document_regularizers),
+        for side, reps, regularizers in (
+            ("query", queries.sparse, self.query_regularizers),
+            ("document", documents.sparse, self.document_regularizers),
         ):
-            reps = given.sparse
             if reps is None:
                 continue
             if isinstance(reps, Tensor):
                 reps = reps.float()
+            weights = reps if isinstance(reps, Tensor) else reps.values
             for name, regularizer in regularizers.items():
                 penalty = scalar(regularizer.penalty(reps), f"the penalty {side}_{name}")
-                refuse_constant(penalty, f"the penalty {side}_{name}", given)
+                refuse_constant(penalty, f"the penalty {side}_{name}", [weights])
                 yield penalty, regularizer.weight_at(step), f"{side}_{name}"
         for name, weight in self.own_losses.items():
             yield torch.cat([queries.losses[name], documents.losses[name]]).mean(), weight, name
