@@ -67,8 +67,8 @@ def test_refused_runs_leave_what_was_there(tmp_path):
     for folder in ("runs/quickstart/mine/seed-0", "out"):
         Path(folder).mkdir(parents=True)
     for place in (["name=mine"], ["hydra.run.dir=out"], ["name=mine", "seed=1"]):
-        with pytest.raises(ValueError, match="weight must not be negative"):
-            sparton.train(*MINIATURE, "query_regularizer.flops.weight=-1", *place)
+        with pytest.raises(ValueError, match="leaves no room"):
+            sparton.train(*MINIATURE, "query_length=1", *place)
     assert {str(path) for path in Path().rglob("seed-*")} == {"runs/quickstart/mine/seed-0"}
     assert read_status(Path("out")).state == "failed"
 
@@ -128,9 +128,13 @@ def test_sweeps_are_refused_before_their_first_cell_and_cells_with_their_reasons
     assert "batch=lots: must be" in command("-m", "batch=8,lots").stderr
     assert "name=... has several values" in command("-m", "name=a,b").stderr
     assert not list(tmp_path.iterdir())
-    done = command("-m", "query_regularizer.flops.weight=1,-1", "name=weights", "steps=1")
+    assert (
+        "weight must not be negative" in command("-m", "query_regularizer.flops.weight=1,-1").stderr
+    )
+    assert not list(tmp_path.iterdir())
+    done = command("-m", "query_length=16,1", "name=lengths", "steps=1")
     assert done.returncode == 1
-    lines = Path("runs/quickstart/weights/sweep.jsonl").read_text().splitlines()
+    lines = Path("runs/quickstart/lengths/sweep.jsonl").read_text().splitlines()
     ends = sorted((line["status"], line["message"]) for line in map(json.loads, lines))
     assert [end[0] for end in ends] == ["failed", "ok"]
-    assert "weight must not be negative" in ends[0][1]
+    assert "leaves no room" in ends[0][1]
