@@ -38,8 +38,9 @@ def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
     """The same items, none of them None, computed in a thread: the next four while the caller uses
     the last one. At the end of the block nothing of them runs any more.
 
-    Meanwhile the interpreter's threads take turns ten times as often as usual: whoever waited for a
-    device, or for another process, would wait as long again until a thread that tokenises stops."""
+    Meanwhile the interpreter's threads take turns ten times as often as usual: a thread that was
+    waiting for a device, or for another process, would go on only when the one that tokenises has
+    had its 5 milliseconds."""
 
     def found() -> Iterator[Item]:
         while (item := coming.popleft().result()) is not None:

@@ -43,8 +43,8 @@ def _receive(rank: int) -> Any:
 
 
 def _wait(messages: list[Any]) -> None:
-    """Until these have come or gone, all of which are on their way: behind each wait, threads that
-    encode let this one run only after a while."""
+    """Wait for messages that were all begun before: after each wait this thread may have to wait
+    again, for those that encode to let it run."""
     for message in messages:
         message.wait()
 

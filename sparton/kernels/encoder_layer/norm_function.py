@@ -101,7 +101,8 @@ def embedding_norm(
 
     Args:
         words: ``[V, D]`` float16, bfloat16 or float32 on a GPU.
-        ids: int64 ``[...]``, rows of ``words``; others than there are read memory of others.
+        ids: int64 ``[...]``, rows of ``words``. They are not checked: beyond the table lies memory
+            of others.
         added: ``[D]``, the same for every token.
         places: ``[P, D]``.
         positions: int64 ``[...]``, rows of ``places``, in the shape of ``ids``.
