@@ -81,5 +81,7 @@ class FusedTransform(nn.Module):
 
 def _encodes(module: nn.Module, x: Tensor) -> bool:
     """Whether a pass learns nothing, weights are kept in 16 bits, and our kernels may serve it."""
-    learns = module.training or torch.is_grad_enabled()
-    return has_kernels(x) and not learns and keeps_weights() and not needs_operators()
+    # First what a compiled graph knows: asked for its mode, it would be one for each.
+    if not keeps_weights() or needs_operators():
+        return False
+    return has_kernels(x) and not module.training and not torch.is_grad_enabled()
