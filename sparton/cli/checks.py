@@ -87,7 +87,7 @@ def _check_numbers(cfg: DictConfig) -> None:
     for name in ("weight_decay", "optimizer.lr", "evaluation.holdout.share"):
         value = OmegaConf.select(cfg, name, default=0.0)
         if not isinstance(value, int | float):
-            raise ValueError(f"{name}={value}: must be a number")
+            raise ValueError(f"{name}={written(value)}: must be a number")
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: must not be negative, and finite")
     if cfg.clip_norm is not None and cfg.clip_norm <= 0:

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -80,7 +80,10 @@ class Composer:
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
         name = self.request.config_name
-        cfg = compose(name, list(overrides), return_hydra_config=True)
+        try:
+            cfg = compose(name, list(overrides), return_hydra_config=True)
+        except ValueError as error:  # Hydra's own, where a group is null
+            raise ConfigCompositionException(str(error)) from error
         if OmegaConf.get_type(cfg) is not self.schema:
             raise ValueError(
                 f"{name}.yaml is no configuration of this command: its defaults do not begin with "

@@ -1,10 +1,11 @@
 """What an annotation says of the values that a configuration can hold: text, numbers, true and
 false, null, and lists and mappings of them."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _PLAIN = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text",
@@ -43,6 +44,17 @@ def fits(value: object, annotation: Any) -> bool:
     if origin in (dict, Mapping) and inner:
         return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
     return True
+
+
+def takes_null(annotation: Any) -> bool:
+    """Whether null is of a type, as far as it says what it is."""
+    if annotation in (inspect.Parameter.empty, Any, object) or isinstance(
+        annotation, str | TypeVar
+    ):
+        return True
+    if get_origin(annotation) in (Union, UnionType, Literal):
+        return any(each is None or takes_null(each) for each in get_args(annotation))
+    return annotation in (None, NoneType)
 
 
 def in_words(annotation: Any) -> str:

@@ -139,8 +139,9 @@ def _group_refusal(
         guess = near and f"{key.replace(name, near, 1)}={value}"
         return f"{line}: there is no group {name}{did_you_mean([guess])}"
     for option in value if isinstance(value, list) else [value]:
+        option = "null" if option is None else option
         folder, _, file = f"{name}/{option}".rpartition("/")
-        if option is not None and file not in groups.get(folder, ()):
+        if file not in groups.get(folder, ()):
             near = nearest(str(option), groups[name])
             told = did_you_mean([near and f"{key}={near}"]) or "."
             if "/" in str(option) and name == "backbone":

@@ -9,10 +9,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sparton.cli.kinds import fits, in_words
+from sparton.cli.kinds import fits, in_words, takes_null
 from sparton.cli.nearest import did_you_mean, nearest
 from sparton.cli.overrides import written
 
+_MAY_BE_NULL = ("backbone.name",)  # where ``init_from`` brings another backbone
 _OF_HYDRA = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
 
@@ -36,20 +37,24 @@ def refuse_wrong_settings(cfg: DictConfig, places: Iterable[str]) -> None:
 
 
 def _refusal_of_value(node: DictConfig, key: str, annotation: Any, setting: str) -> str | None:
-    """Why a setting cannot have its value. What is not known yet is not judged, nor null, which a
-    backbone's name is where ``init_from`` brings another."""
+    """Why a setting cannot have its value. What is not known yet is not judged."""
     try:
         value = node[key]
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException:
         return None
-    if value is None or fits(value, annotation):
-        return None
     raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]
+    if value is None:
+        # Where it is said elsewhere, it may not be known yet.
+        right = raw is not None or setting in _MAY_BE_NULL or takes_null(annotation)
+    else:
+        right = fits(value, annotation)
+    if right:
+        return None
     if isinstance(raw, str) and (other := re.fullmatch(r"\$\{([\w.]+)\}", raw)):
         setting = other[1]
-    words = in_words(annotation)
+    words = in_words(annotation) or "an object, of a class that its _target_ names"
     quoted = f'; as text it is "{setting}={written(str(value))}"'
     is_text = "text" in words and isinstance(value, int | float)
     return f"{setting}={written(value)}: must be {words}{quoted if is_text else ''}"

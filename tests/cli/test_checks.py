@@ -33,7 +33,7 @@ from tests.composing import composed
         (["weight_decay=-0.1"], 1, "weight_decay=-0.1: must not be negative"),
         (["optimizer.lr=-1"], 1, "optimizer.lr=-1: must not be negative"),
         (["optimizer.lr=lots"], 1, "optimizer.lr=lots: must be a number"),
-        (["optimizer.lr=null"], 1, "optimizer.lr=None: must be a number"),
+        (["optimizer.lr=null"], 1, "optimizer.lr=null: must be a number"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
         (["refresh=negatives"], 1, "num_negatives=0: no query would have the negatives that"),
         (

@@ -96,6 +96,7 @@ def test_of_a_training(override, message):
         ("encoder.serch=maxsim", "encoder has no serch; did you mean encoder.search=maxsim?"),
         ("+encoder.metric=3", "evaluate_encoder takes no metric; did you mean encoder.metrics=3?"),
         ("evaluation=big_beir", "evaluation has no option big_beir. Its options: beir13, "),
+        ("scheduler=null", "scheduler has no option null. Its options: constant, "),
     ],
 )
 def test_of_an_evaluation(override, message):
