@@ -48,13 +48,10 @@ def fits(value: object, annotation: Any) -> bool:
 
 def takes_null(annotation: Any) -> bool:
     """Whether null is of a type, as far as it says what it is."""
-    if annotation in (inspect.Parameter.empty, Any, object) or isinstance(
-        annotation, str | TypeVar
-    ):
-        return True
-    if get_origin(annotation) in (Union, UnionType, Literal):
-        return any(each is None or takes_null(each) for each in get_args(annotation))
-    return annotation in (None, NoneType)
+    if get_origin(annotation) in (Union, UnionType):
+        return any(map(takes_null, get_args(annotation)))
+    unknown = annotation in (inspect.Parameter.empty, Any, object)
+    return unknown or annotation in (None, NoneType) or isinstance(annotation, str | TypeVar)
 
 
 def in_words(annotation: Any) -> str:

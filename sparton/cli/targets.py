@@ -45,14 +45,15 @@ def _refusal_of_value(node: DictConfig, key: str, annotation: Any, setting: str)
     except OmegaConfBaseException:
         return None
     raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]
+    other = re.fullmatch(r"\$\{([\w.]+)\}", raw) if isinstance(raw, str) else None
     if value is None:
-        # Where it is said elsewhere, it may not be known yet.
-        right = raw is not None or setting in _MAY_BE_NULL or takes_null(annotation)
+        unknown = raw is not None and other is None  # ${hydra:...}, before a run has its folder
+        right = unknown or setting in _MAY_BE_NULL or takes_null(annotation)
     else:
         right = fits(value, annotation)
     if right:
         return None
-    if isinstance(raw, str) and (other := re.fullmatch(r"\$\{([\w.]+)\}", raw)):
+    if other:
         setting = other[1]
     words = in_words(annotation) or "an object, of a class that its _target_ names"
     quoted = f'; as text it is "{setting}={written(str(value))}"'
