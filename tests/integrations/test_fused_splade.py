@@ -325,11 +325,17 @@ def test_distributed_data_parallel_gathers_the_same_gradients(checkpoint, tmp_pa
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
-    try:
+
+    def learn() -> None:
         parallel = nn.parallel.DistributedDataParallel(model)
         torch.manual_seed(1)
         output = parallel(dict(features))["sentence_embedding"]
         (output * torch.randn_like(output)).sum().backward()
+        # A group that dies while its threads are at work waits for them for ever, now and then.
+        torch.distributed.barrier()
+
+    try:
+        learn()
     finally:
         torch.distributed.destroy_process_group()
     for name, parameter in model.named_parameters():
