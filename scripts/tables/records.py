@@ -122,8 +122,7 @@ def caption(records: Sequence[Record]) -> str:
 
 def _origin(record: Record) -> str:
     """The commit and the day."""
-    commit = f"commit {record['git_sha'][:9]}" if record["git_sha"] else "no commit known"
-    return f"{commit}{', modified' if record['dirty'] else ''}; {record['run'][:10]}"
+    return f"{_commit(record['git_sha'], record['dirty'])}; {record['run'][:10]}"
 
 
 def run_caption(*environments: Record) -> str:
@@ -132,14 +131,14 @@ def run_caption(*environments: Record) -> str:
     parts = [hardware.get("gpu") or hardware.get("cpu", "CPU")]
     parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
     parts += [f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages]
-    parts += dict.fromkeys(_commit(environment["git"]) for environment in environments)
+    gits = [environment["git"] or {} for environment in environments]
+    parts += dict.fromkeys(_commit(git.get("sha"), git.get("dirty")) for git in gits)
     return f"<sub>{'; '.join(parts)}</sub>\n"
 
 
-def _commit(git: Record | None) -> str:
-    if not git:
-        return "no commit known"
-    return f"commit {git['sha'][:9]}{', modified' if git.get('dirty') else ''}"
+def _commit(sha: str | None, dirty: object) -> str:
+    commit = f"commit {sha[:9]}" if sha else "no commit known"
+    return f"{commit}, modified" if dirty else commit
 
 
 def find(records: Sequence[Record], cell: Any = None, **wanted: Any) -> Record:

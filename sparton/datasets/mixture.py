@@ -229,8 +229,9 @@ def text_mixture(
         files = {_source_name(files): files}
     own = {name: _own_settings(name, entry) for name, entry in files.items()}
     settings: dict[str, dict[str, Any]] = {name: {**options, **each} for name, each in own.items()}
+    # All that can be refused before files are read.
     Teachers.of(options.get("teachers", EQUAL_TEACHERS))
-    check_proportions(files, weights, alpha)  # all that can be refused before files are read
+    check_proportions(files, weights, alpha)
     _checked_forms(files, forms or {})
     for each in settings.values():  # a missing file stops the run before the others are prepared
         locate(each["files"], root=each.get("root"), hub=each.get("hub"))

@@ -92,9 +92,8 @@ class Objective:
             terms = self.ranking.terms(scored)
             with torch.no_grad():
                 of_queries = self.ranking.by_query(scored) if by_query else None
-            loss = total(terms)
+            loss, given = total(terms), (*queries.leaves(), *documents.leaves())
             for name, term in terms.items():
-                given = (*queries.leaves(), *documents.leaves())
                 refuse_constant(term.value, f"the loss {name}", given)
             parts = {"ranking": loss.detach()}
             if len(terms) > 1:
