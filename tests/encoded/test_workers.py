@@ -125,18 +125,26 @@ def test_a_claim_is_one_processs_own_and_ends_with_its_work(tmp_path):
     assert not path.exists()
 
 
+class Clock:
+    """A machine's own clock, which goes as the test says."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def test_claims_of_the_dead_are_dropped_and_those_of_the_living_are_not(tmp_path, monkeypatch):
-    path, watch = tmp_path / "7", Watch()
-    monkeypatch.setattr(claims, "PATIENCE", 0.2)
+    path, watch, clock = tmp_path / "7", Watch(), Clock()
+    monkeypatch.setattr(claims, "time", clock)
     path.write_text("another-machine 1")
-    watch.drop_dead(path)
-    time.sleep(0.15)
-    os.utime(path)  # it lives
-    watch.drop_dead(path)
-    time.sleep(0.15)
-    watch.drop_dead(path)
-    assert path.is_file()
-    time.sleep(0.15)
+    for seconds, beats in ((0, False), (50, True), (50, False), (9, False)):
+        clock.now += seconds
+        if beats:
+            os.utime(path, (0, 0))  # whatever the other's clock says
+        watch.drop_dead(path)
+        assert path.is_file()
+    clock.now += 2
     watch.drop_dead(path)
     assert not path.exists()
     monkeypatch.setattr(claims.socket, "gethostname", lambda: "here")
@@ -150,12 +158,16 @@ def test_claims_of_the_dead_are_dropped_and_those_of_the_living_are_not(tmp_path
 
 
 def test_a_process_that_works_long_keeps_its_claim(tmp_path, monkeypatch):
-    path, watch = tmp_path / "7", Watch()
-    monkeypatch.setattr(claims, "PATIENCE", 0.3)
-    monkeypatch.setattr(claims, "HEARTBEAT", 0.05)
+    path, watch, clock = tmp_path / "7", Watch(), Clock()
+    monkeypatch.setattr(claims, "time", clock)
+    monkeypatch.setattr(claims, "HEARTBEAT", 0.001)
     monkeypatch.setattr(claims, "_is_gone", lambda _: False)
     with claimed(path):
         for _ in range(10):
-            time.sleep(0.06)
             watch.drop_dead(path)
             assert path.is_file()
+            changed, began = path.stat().st_mtime_ns, time.monotonic()
+            while path.stat().st_mtime_ns == changed:
+                assert time.monotonic() < began + PATIENCE
+                time.sleep(0.001)
+            clock.now += claims.PATIENCE + 1
