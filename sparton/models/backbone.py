@@ -59,8 +59,8 @@ class Backbone(EncoderBody):
         self.decoder = place.decoder
         if self.lora is not None:
             freeze(self.decoder, self.lora)
-        # In a tuple, lest what stands in for each other be registered beside it.
-        self._place = (place,)
+        self._place = place
+        # In a tuple, lest it be registered beside the model, whose parameters it shares.
         self._head = (_without_body(mlm),)
         if logit_bias is not None:
             self.add_logit_bias(logit_bias)
@@ -96,7 +96,7 @@ class Backbone(EncoderBody):
     @property
     def logit_bias(self) -> Tensor | None:
         """The decoder's bias where transformers' model has no place for it, as Llama; else None."""
-        (place,) = self._place
+        place = self._place
         has_place = not isinstance(place.whole, nn.Linear) or place.whole.bias is not None
         return None if has_place else self.decoder.bias
 
@@ -114,12 +114,11 @@ class Backbone(EncoderBody):
             raise ValueError(
                 f"{kind} has {rows} vocabulary rows, and the bias of its logits {len(bias)} numbers"
             )
-        (place,) = self._place
         weight = self.decoder.weight
         dtype = weight.dtype if self.lora is None else torch.float32  # as those of frozen layers
         bias = bias.to(weight.device, dtype)
         self.decoder = linear_of(weight, nn.Parameter(bias, requires_grad=weight.requires_grad))
-        self._place = (place._replace(decoder=self.decoder),)
+        self._place = self._place._replace(decoder=self.decoder)
 
     def need_bias(self) -> Tensor:
         """The decoder's bias ``[V]``; where it has none, zeros are added."""
@@ -145,7 +144,7 @@ class Backbone(EncoderBody):
             ValueError: the head holds its decoder in a form of its own, or has two names for its
                 bias, as BERT's.
         """
-        (place,) = self._place
+        place = self._place
         kind, shared = type(self.model).__name__, self._embeddings().weight
         if not isinstance(place.whole, nn.Linear):
             raise ValueError(f"the head of {kind} holds its decoder in a form of its own")
@@ -162,7 +161,7 @@ class Backbone(EncoderBody):
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
         """The complete Hugging Face model, for saving."""
-        (place,) = self._place
+        place = self._place
         place.restore()
         try:
             yield self.model
@@ -185,7 +184,7 @@ class Backbone(EncoderBody):
     def _resize(self, rows: int) -> None:
         """New rows of the decoder's bias start at the mean of the others."""
         old, logit_bias = self.decoder.out_features, self.logit_bias
-        (place,) = self._place
+        place = self._place
         if not isinstance(place.whole, nn.Linear):
             raise ValueError(
                 f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
@@ -194,7 +193,7 @@ class Backbone(EncoderBody):
         place.restore()
         super()._resize(rows)
         place = find_decoder(self.model)
-        self.decoder, self._place = place.decoder, (place,)
+        self.decoder, self._place = place.decoder, place
         place.remove()
         if logit_bias is not None:
             self.add_logit_bias(nn.functional.pad(logit_bias, (0, rows - old)))
