@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -25,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from sparton.arguments import ArgumentError
 from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
-from sparton.models.damage import check_finite, check_weights, readable
+from sparton.models.damage import check_finite, check_weights, read_tensors, readable
 from sparton.models.gte import translated
 from sparton.models.layouts import without_warnings
 from sparton.models.lora import adapter_base, adapts_head, with_adapter
@@ -164,17 +163,18 @@ def load_logit_bias(source: str | Path | Source, *, subfolder: str = "") -> Tens
         source, subfolder: as in :func:`load_lm`.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or a value is not finite in fp32.
     """
     file = Source.of(source).file("model.safetensors", join(subfolder, LOGIT_BIAS))
     if file is None:
         return None
-    try:
-        (bias,) = load_file(file).values()
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
-    check_finite([("bias", bias)], str(file))
-    return bias.float()
+    tensors = read_tensors(file)
+    if tensors.keys() != {"bias"}:
+        raise ValueError(
+            f"{file} must hold one tensor, 'bias', and holds {sorted(tensors)}: copy or download "
+            "it again"
+        )
+    return tensors["bias"].float()
 
 
 def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedTokenizerFast:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sparton.arguments import ArgumentError
@@ -57,6 +58,20 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], place: str) -> None:
                 f"{place}: the weights {name} are not all finite numbers in fp32: copy or download "
                 "the model again; if it was saved so, its training diverged"
             )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name.
+
+    Raises:
+        ValueError: the file is damaged, or a value is not finite in fp32.
+    """
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
+    check_finite(tensors.items(), str(path))
+    return tensors
 
 
 def check_weights(folder: Path) -> None:

@@ -8,12 +8,12 @@ import functools
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from sparton.models.damage import read_tensors
 from sparton.reading import read_json, shown
 
 NOWHERE = -1
@@ -133,10 +133,7 @@ def read_columns(path: Path) -> Tensor:
     Raises:
         ValueError: the file is damaged.
     """
-    try:
-        columns = load_file(path).get("columns")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
+    columns = read_tensors(path).get("columns")
     if columns is None or columns.ndim != 1 or columns.is_floating_point():
         raise ValueError(f"{path} must hold integers [V] as 'columns'")
     return columns

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 import xxhash
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparton.arguments import ArgumentError
-from sparton.models.damage import check_finite
+from sparton.models.damage import read_tensors
 from sparton.models.repository import Source, join
 
 Saving = Literal["merged", "adapter"]
@@ -259,8 +259,7 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
         raise FileNotFoundError(f"{place} has {CONFIG}, but no {WEIGHTS}: copy or download it")
     config = peft.PeftConfig.from_pretrained(str(configured.parent))
     config.inference_mode = True
-    tensors = load_file(weights)
-    check_finite(tensors.items(), str(weights))
+    tensors = read_tensors(weights)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         adapted = peft.PeftModel(model, config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -104,6 +105,20 @@ def test_a_bias_that_a_checkpoint_has_no_place_for_is_kept_beside_it(attention, 
     assert close(encode(load_encoder(tmp_path / "theirs")).sparse, given)
     stock[1].bias.data.zero_()
     assert not close(torch.as_tensor(stock.encode(TEXTS, convert_to_sparse_tensor=False)), given)
+
+
+def test_a_bias_that_is_damaged_or_something_else_is_refused(tmp_path):
+    save(started(build("llama", None), shift=-1.0), tmp_path)
+    (file,) = tmp_path.glob("*/model.safetensors")
+    save_file({"bias": torch.full((60,), torch.nan)}, file)
+    with pytest.raises(ValueError, match=r"model\.safetensors: the weights bias are not all"):
+        load_encoder(tmp_path)
+    save_file({"weight": torch.zeros(60)}, file)
+    with pytest.raises(ValueError, match=r"must hold one tensor, 'bias', and holds \['weight'\]"):
+        load_encoder(tmp_path)
+    file.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load_encoder(tmp_path)
 
 
 def test_a_bias_of_its_own_learns_and_grows_with_the_vocabulary():

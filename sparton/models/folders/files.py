@@ -5,14 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sparton.models.body import EncoderBody
 from sparton.models.causal_lm import is_causal_lm
 from sparton.models.checkpoint import TRANSFORMER_FILE, lowers_case
-from sparton.models.damage import check_finite
+from sparton.models.damage import read_tensors
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
 from sparton.types import SIDES, Markup, Side, Similarity
@@ -278,9 +276,4 @@ def read_weights(source: Source, folder: str, missing: str) -> dict[str, Tensor]
     path = source.file(WEIGHTS, folder)
     if path is None:
         raise FileNotFoundError(f"{source}/{folder} has no {WEIGHTS} {missing}")
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
-    check_finite(tensors.items(), str(path))
-    return tensors
+    return read_tensors(path)
