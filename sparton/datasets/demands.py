@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from sparton.arguments import ArgumentError, Instance
-from sparton.datasets.lookup import Records, Rest, Source
+from sparton.datasets.lookup import Records, Source, whole_of
 from sparton.datasets.mixture import Mixture
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:
     """
     lacking: dict[str, int] = {}
     for name, source in data.sources.items() if num_negatives else ():
-        whole = _whole(source)
+        whole = whole_of(source)
         if isinstance(whole, Records):
             lacking[name] = whole.without_negatives
             continue
@@ -63,7 +63,7 @@ def check(
             them; or a source has no teacher scores though they are needed.
     """
     lacking = without_negatives(data, num_negatives)
-    wholes = {name: _whole(source) for name, source in data.sources.items()}
+    wholes = {name: whole_of(source) for name, source in data.sources.items()}
     shares = _shares(wholes[name] for name in lacking)
     if lacking and (needs_negatives or needs_teacher):
         _refuse(next(iter(lacking)), wholes)
@@ -91,10 +91,6 @@ def check(
             ", ".join(bare),
             loss=Instance("InfoNCE"),
         )
-
-
-def _whole(source: Source) -> Source:
-    return source.source if isinstance(source, Rest) else source
 
 
 def _shares(sources: Iterable[Source]) -> dict[str, float]:

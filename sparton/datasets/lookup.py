@@ -58,6 +58,11 @@ class Rest:
         return self.source.example(row, draw, num_negatives)
 
 
+def whole_of(source: Source) -> Source:
+    """The source that another is a part of; itself where it is none."""
+    return source.source if isinstance(source, Rest) else source
+
+
 class Records:
     """Training examples in a memory-mapped table, looked up by number.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparton.arguments import ArgumentError, Instance, refuse_below
-from sparton.datasets.lookup import Records, Rest, Source
+from sparton.datasets.lookup import Records, Rest, Source, whole_of
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.sources import mined_records
 from sparton.errors import CheckpointError
@@ -171,8 +171,8 @@ class RefreshedBatches:
                             "step 0"
                         )
                     fresh = mined_records(source, file, cache_dir=str(self._folder))
-                    whole = data.sources[name]
-                    sources[name] = Rest(fresh, whole.without) if isinstance(whole, Rest) else fresh
+                    part = data.sources[name]
+                    sources[name] = Rest(fresh, part.without) if isinstance(part, Rest) else fresh
             self._trainer.world.barrier()
         return data.of(sources)
 
@@ -180,7 +180,7 @@ class RefreshedBatches:
 def _mined_sources(data: Mixture) -> Iterator[tuple[str, Records]]:
     """The whole of each source whose negatives are used."""
     for name, source in data.sources.items():
-        whole = source.source if isinstance(source, Rest) else source
+        whole = whole_of(source)
         assert isinstance(whole, Records)
         if whole.negatives != "none":
             yield name, whole
@@ -199,7 +199,7 @@ def _check(data: Mixture, loss: Loss, reads_texts: bool) -> None:
             "texts"
         )
     for name, source in data.sources.items():
-        whole = source.source if isinstance(source, Rest) else source
+        whole = whole_of(source)
         if not isinstance(whole, Records):
             raise ValueError(
                 f"source {name} is a {type(whole).__name__}, and negatives are mined for sources "
