@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import ranges_within, read_boundaries
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, read_boundaries
 from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
@@ -162,7 +162,7 @@ def _counts(operands: MaxSimOperands) -> Tensor:
     mask, boundaries = operands.document_mask, operands.document_cu_seqlens.long()
     if mask is None:
         return boundaries.diff()
-    return torch.cat([boundaries.new_zeros(1), mask.cumsum(0)])[boundaries].diff()
+    return cu_seqlens_of(mask)[boundaries].diff()
 
 
 def _largest(

@@ -138,7 +138,7 @@ def centroid_forward_cpu(operands: ResidualOperands, normalize: bool) -> Tensor:
     columns = _columns(operands.queries, normalize)
     starts = operands.document_cu_seqlens.long()
     if kept is not None:
-        starts = torch.cat([starts.new_zeros(1), kept.cumsum(0)])[starts]
+        starts = cu_seqlens_of(kept)[starts]
     counts = starts.diff()
     maxima = columns.new_zeros(W, N)
     at_once = max(SIMILARITIES_AT_ONCE // max(len(centroids), TOKENS_AT_ONCE), 1)
