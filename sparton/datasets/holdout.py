@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sparton.datasets.lookup import Records, Rest, Source
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.permutation import derive_key
+from sparton.datasets.texts import hash_texts
 from sparton.types import RetrievalTask, TextCollection
 
 _AT_ONCE = 10_000  # examples
@@ -148,10 +149,7 @@ def _queries(source: Source) -> Iterator[list[str]]:
 
 
 def _hash(queries: list[str], seed: int) -> NDArray[np.uint64]:
-    from pandas.util import hash_array
-
-    hashes = hash_array(np.array(queries, dtype=object), categorize=False)
-    return derive_key(seed, hashes.view(np.int64))
+    return derive_key(seed, hash_texts(queries).view(np.int64))
 
 
 def _bound(hashes: NDArray[np.uint64], wanted: int) -> np.uint64:

@@ -112,7 +112,7 @@ class TextTable:
         """
         hashes = np.load(self.table.folder / HASHES, mmap_mode="r")
         order = np.load(self.table.folder / ORDER, mmap_mode="r")
-        places = np.searchsorted(hashes, hash_ids(ids))
+        places = np.searchsorted(hashes, hash_texts(ids))
         rows = order[np.minimum(places, len(hashes) - 1)].astype(np.int64)
         rows[np.array([a != b for a, b in zip(ids, self.ids(rows))], bool)] = -1
         return rows
@@ -228,17 +228,17 @@ def _batches(
         texts = [record.value[1] for record in placed]
         for record in placed:
             digest.update(record.value)
-        hashes.append(hash_ids(ids))
+        hashes.append(hash_texts(ids))
         empty.append(np.array([not text for text in texts]))
         places.add(placed)
         yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
 
 
-def hash_ids(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Hashes of identifiers, by which they are found and told apart."""
+def hash_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """Hashes of ids or of other texts, by which they are found and told apart."""
     from pandas.util import hash_array
 
-    return hash_array(np.array(ids, dtype=object), categorize=False)
+    return hash_array(np.array(texts, dtype=object), categorize=False)
 
 
 def _write_index(folder: Path, hashes: NDArray[np.uint64], places: _Places) -> None:

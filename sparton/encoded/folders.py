@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError
-from sparton.datasets.texts import TextList, TextTable, hash_ids
+from sparton.datasets.texts import TextList, TextTable, hash_texts
 from sparton.encoded.claims import changing
 from sparton.encoded.collection import missing_shards, open_encoded
 from sparton.encoded.deletion import read_deleted, write_deleted
@@ -174,14 +174,14 @@ def _ids(texts: Texts) -> Iterator[str]:
 def _check_ids(texts: Texts, present: Ids | None) -> None:
     """Refuse identifiers that are not different, from one another and from those there are."""
     hashes = np.concatenate(
-        [hash_ids(texts.take(rows).ids) for rows in ranges_of(len(texts), _IDS_AT_ONCE)]
+        [hash_texts(texts.take(rows).ids) for rows in ranges_of(len(texts), _IDS_AT_ONCE)]
     )
     different, counts = np.unique(hashes, return_counts=True)
     if len(different) < len(hashes):
         (twice, *_) = np.flatnonzero(hashes == different[counts.argmax()]).tolist()
         (name,) = texts.take([twice]).ids
         raise ValueError(f"the id {name!r} stands for several texts: ids must differ")
-    if present is not None and np.isin(hash_ids(list(present)), different).any():
+    if present is not None and np.isin(hash_texts(list(present)), different).any():
         known = {*present}
         name = next(each for each in _ids(texts) if each in known)
         raise ArgumentError(

@@ -3,7 +3,6 @@
 V vocabulary.
 """
 
-import copy
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from sparton.datasets.preparation import chunks
+from sparton.datasets.tokenization import without_truncation
 from sparton.models.checkpoint import load_tokenizer
 from sparton.retrieval.progress import progress_bar
 from sparton.writing import replacing
@@ -83,9 +83,7 @@ def _occurrences(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
     """Some texts at a time: how many they are, and the owner and vocabulary row of each token."""
-    encoder = copy.deepcopy(tokenizer.backend_tokenizer)
-    encoder.no_truncation()
-    encoder.no_padding()
+    encoder = without_truncation(tokenizer)
     for chunk in chunks(texts, _TEXTS_AT_ONCE):
         encodings = encoder.encode_batch_fast(chunk, add_special_tokens=False)
         rows = [np.array(encoding.ids, np.int64) for encoding in encodings]
