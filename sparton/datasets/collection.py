@@ -20,6 +20,7 @@ from sparton.types import RetrievalTask, TextCollection
 
 OnUnknown = Literal["error", "ignore"]
 Qrels = dict[str, dict[str, int]]
+Located = tuple[str, str, str]  # place (for messages), id and text
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +72,12 @@ def beir_folder(
         read_texts(beir_file(folder, f"{file}.jsonl")) for file in ("corpus", "queries")
     )
     judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
-    return judged_task(
+    return build_task(
         name or f"{folder.name.removesuffix('.zip')}/{split}",
         documents,
         queries,
-        judged,
+        read_judgments(judged),
+        place=judged.place,
         on_unknown=on_unknown,
         exclude_self=exclude_self,
     )
@@ -88,37 +90,6 @@ def has_judgments(path: str, split: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def judged_task(
-    name: str,
-    documents: Iterable[tuple[str, str, str]],
-    queries: Iterable[tuple[str, str, str]],
-    judgments: DataFile,
-    *,
-    on_unknown: OnUnknown = "error",
-    exclude_self: bool = False,
-) -> RetrievalTask:
-    """A task of texts and a file of judgments; queries without a judgment are left out.
-
-    Args:
-        name: shown in tables.
-        documents, queries: place (for messages), id and text of each.
-        judgments: lines of query id, document id and grade, or those of TREC.
-        on_unknown, exclude_self: as in :func:`beir_folder`.
-
-    Raises:
-        ValueError: as :func:`beir_folder`.
-    """
-    return build_task(
-        name,
-        collect_texts(documents),
-        collect_texts(queries),
-        read_judgments(judgments),
-        place=judgments.place,
-        on_unknown=on_unknown,
-        exclude_self=exclude_self,
-    )
 
 
 def beir_file(folder: Path, name: str) -> DataFile:
@@ -155,7 +126,7 @@ def _archived(archive: Path, name: str) -> DataFile:
     return DataFile(f"{archive}/{found[0]}", archive, found[0])
 
 
-def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
+def read_texts(file: DataFile) -> Iterator[Located]:
     """Place, id and text of every record of a BEIR corpus or query file."""
     for number, line in read_lines(file):
         try:
@@ -181,12 +152,8 @@ def beir_texts(
     return (text for file in files for _, _, text in read_texts(file))
 
 
-def collect_texts(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
-    """Id to text, of place (for messages), id and text of each.
-
-    Raises:
-        ValueError: an id twice, or one with white space; names the place.
-    """
+def _by_id(entries: Iterable[Located]) -> dict[str, str]:
+    """Id to text. None is there twice, and none holds white space."""
     texts: dict[str, str] = {}
     for place, identifier, text in entries:
         if identifier in texts:
@@ -202,26 +169,34 @@ def collect_texts(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
 
 def build_task(
     name: str,
-    documents: dict[str, str],
-    queries: dict[str, str],
+    documents: Iterable[Located],
+    queries: Iterable[Located],
     judgments: Iterable[Judgment],
     *,
     place: Callable[[int], str],
-    on_unknown: OnUnknown,
-    exclude_self: bool,
+    on_unknown: OnUnknown = "error",
+    exclude_self: bool = False,
 ) -> RetrievalTask:
-    """A task of texts by id and of judgments, with the ``place`` of each by its number.
+    """A task of texts and judgments; queries without a judgment are left out.
+
+    Args:
+        name: shown in tables.
+        documents, queries: place (for messages), id and text of each.
+        judgments: in any order.
+        place: of a judgment, by its number.
+        on_unknown, exclude_self: as in :func:`beir_folder`.
 
     Raises:
-        ValueError: a judgment that contradicts another or, with "error", is of an unknown id; or
-            none that is left.
+        ValueError: an id twice, or one with white space; a judgment that contradicts another or,
+            with "error", is of an unknown id; or none that is left.
     """
     if on_unknown not in ("error", "ignore"):
         raise ValueError(f"on_unknown={on_unknown!r} must be 'error' or 'ignore'")
+    collection, asked = _by_id(documents), _by_id(queries)
     qrels: Qrels = {}
     ignored = 0
     for judgment in judgments:
-        unknown = _unknown(judgment, documents, queries)
+        unknown = _unknown(judgment, collection, asked)
         if unknown and on_unknown == "error":
             raise ArgumentError(
                 "{}: {}. Use the collection that the judgments were made for, or set {on_unknown} "
@@ -242,11 +217,11 @@ def build_task(
             )
     if not qrels:
         raise ValueError(f"{name}: no judgment is left for any query")
-    judged = {key: text for key, text in queries.items() if key in qrels}
-    _report(name, documents, judged, ignored)
+    judged = {key: text for key, text in asked.items() if key in qrels}
+    _report(name, collection, judged, ignored)
     return RetrievalTask(
         name,
-        TextCollection(list(documents), list(documents.values())),
+        TextCollection(list(collection), list(collection.values())),
         TextCollection(list(judged), list(judged.values())),
         {key: qrels[key] for key in judged},
         exclude_self,

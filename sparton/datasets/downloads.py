@@ -1,13 +1,13 @@
 """Evaluation tasks, and texts to encode, that are downloaded at their first use: of ir_datasets,
 and of the Hugging Face hub."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from sparton.datasets.collection import OnUnknown, build_task, collect_texts
+from sparton.datasets.collection import Located, OnUnknown, build_task
 from sparton.datasets.files import DataFile, RecordError
 from sparton.datasets.judgments import Judgment, parse_grade
 from sparton.datasets.preparation import OnError, Placed, Tally
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EXCLUDED = -100
 _IR_PARTS: dict[Side, str] = {"document": "docs", "query": "queries"}
-_BRIGHT = {"documents", "examples"}  # its configurations
-_TEXTS = {"documents": "content", "examples": "query"}  # and where their texts are
-Texts = Iterator[tuple[str, str, str]]
+_BRIGHT = {"documents": "content", "examples": "query"}  # its configurations, and their texts
 
 
 def ir_datasets_task(
@@ -55,8 +53,8 @@ def ir_datasets_task(
         )
         return build_task(
             name or dataset_id,
-            collect_texts(_located(_ir_records(dataset_id, dataset, "document"))),
-            collect_texts(_located(_ir_records(dataset_id, dataset, "query"))),
+            _located(_ir_records(dataset_id, dataset, "document")),
+            _located(_ir_records(dataset_id, dataset, "query")),
             judgments,
             place=lambda number: f"{dataset_id}, judgment {number}",
             on_unknown=on_unknown,
@@ -131,7 +129,7 @@ class _Published(NamedTuple):
         return f"{self.name}, {self.unit} {number}"
 
 
-def _located(records: Iterable[Placed]) -> Texts:
+def _located(records: Iterable[Placed]) -> Iterator[Located]:
     """Place, id and text of every record."""
     return ((each.file.place(each.number), *each.value) for each in records)
 
@@ -167,32 +165,19 @@ def hub_task(
             row.
         ConnectionError: the hub did not give it.
     """
-    names = _configurations(repository)
-    if names.keys() >= _BRIGHT:
-        return build_task(
-            name or f"{repository.rsplit('/', 1)[-1]}/{split}",
-            collect_texts(_located(_hub_records(repository, "documents", split))),
-            collect_texts(_located(_hub_records(repository, "examples", split))),
-            _bright_judgments(repository, split),
-            place=lambda number: f"{repository}, examples {split}, row {number}",
-            on_unknown=on_unknown,
-            exclude_self=exclude_self,
-        )
-    before = f"{subset}-" if subset else ""
-    judgments = (f"{before}qrels",) if subset else ("qrels", "default")
-    judged = next((each for each in judgments if each in names), None)
-    missing = [each for each in (f"{before}corpus", f"{before}queries") if each not in names]
-    if missing or judged is None:
-        raise ValueError(
-            f"{repository} has the configurations {', '.join(names)}: {before}corpus, "
-            f"{before}queries and {' or '.join(judgments)} are needed, as of mteb and NanoBEIR"
-        )
+    names, title = _configurations(repository), repository.rsplit("/", 1)[-1]
+    if names.keys() >= _BRIGHT.keys():
+        documents, queries, judged = "documents", "examples", "examples"
+        parts, read = [title, split], _bright_judgments
+    else:
+        documents, queries, judged = _mteb_configurations(repository, names, subset)
+        parts, read = [title, subset, split], _mteb_judgments
     place = f"{repository}, {judged} {split}"
     return build_task(
-        name or "/".join(part for part in (repository.rsplit("/", 1)[-1], subset, split) if part),
-        collect_texts(_located(_hub_records(repository, f"{before}corpus", split))),
-        collect_texts(_located(_hub_records(repository, f"{before}queries", split))),
-        _hub_judgments(place, _rows(repository, judged, split)),
+        name or "/".join(part for part in parts if part),
+        _located(_hub_records(repository, documents, split)),
+        _located(_hub_records(repository, queries, split)),
+        read(place, _rows(repository, judged, split)),
         place=lambda number: f"{place}, row {number}",
         on_unknown=on_unknown,
         exclude_self=exclude_self,
@@ -221,7 +206,7 @@ def hub_texts(
         ConnectionError: the hub did not give it.
     """
     names, document = _configurations(repository), side == "document"
-    if names.keys() >= _BRIGHT:
+    if names.keys() >= _BRIGHT.keys():
         configuration = "documents" if document else "examples"
     else:
         configuration = f"{subset}-" * bool(subset) + ("corpus" if document else "queries")
@@ -245,6 +230,22 @@ def _configurations(repository: str) -> dict[str, None]:
     from datasets import get_dataset_config_names
 
     return dict.fromkeys(_fetched(repository, partial(get_dataset_config_names, repository)))
+
+
+def _mteb_configurations(
+    repository: str, names: Collection[str], subset: str
+) -> tuple[str, str, str]:
+    """The names of those with the documents, the queries and the judgments."""
+    before = f"{subset}-" if subset else ""
+    documents, queries = f"{before}corpus", f"{before}queries"
+    judgments = (f"{before}qrels",) if subset else ("qrels", "default")
+    judged = next((each for each in judgments if each in names), None)
+    if documents not in names or queries not in names or judged is None:
+        raise ValueError(
+            f"{repository} has the configurations {', '.join(names)}: {documents}, {queries} and "
+            f"{' or '.join(judgments)} are needed, as of mteb and NanoBEIR"
+        )
+    return documents, queries, judged
 
 
 def _rows(repository: str, configuration: str, split: str) -> "Dataset":
@@ -276,7 +277,7 @@ def _hub_records(
     Args:
         tally: is told of malformed records; None stops at the first.
     """
-    column = _TEXTS.get(configuration)
+    column = _BRIGHT.get(configuration)
     origin = _Published(f"{repository}, {configuration} {split}", "row")
     for number, row in enumerate(_rows(repository, configuration, split), start=1):
         try:
@@ -289,7 +290,7 @@ def _hub_records(
             tally.reject(origin.place(number), f"{expected}{error}")
 
 
-def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgment]:
+def _mteb_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgment]:
     for number, row in enumerate(rows, start=1):
         try:
             query, document = str(row["query-id"]), str(row["corpus-id"])
@@ -301,14 +302,12 @@ def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgm
             ) from error
 
 
-def _bright_judgments(repository: str, split: str) -> Iterator[Judgment]:
-    for number, row in enumerate(_rows(repository, "examples", split), start=1):
+def _bright_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgment]:
+    for number, row in enumerate(rows, start=1):
         for grade, key in ((1, "gold_ids"), (EXCLUDED, "excluded_ids")):
             documents = row.get(key)
             if not isinstance(documents, list | None):
-                raise ValueError(
-                    f"{repository}, examples {split}, row {number}: {key} must be a list of ids"
-                )
+                raise ValueError(f"{place}, row {number}: {key} must be a list of ids")
             for document in documents or ():
                 if document != "N/A":
                     yield Judgment(str(row["id"]), str(document), grade, number)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from sparton.datasets.collection import (
+    Located,
     OnUnknown,
     beir_folder,
+    build_task,
     has_judgments,
-    judged_task,
 )
 from sparton.datasets.columns import COLLECTION
 from sparton.datasets.downloads import ir_datasets_task
 from sparton.datasets.files import RecordError, detect_format, locate
+from sparton.datasets.judgments import read_judgments
 from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.tables import Columns, open_table
 from sparton.digests import texts_digest
@@ -168,17 +170,18 @@ def trec_task(
         ValueError: malformed or contradictory content, naming file and line.
     """
     (judgments,) = locate(qrels)
-    return judged_task(
+    return build_task(
         name or judgments.path.name.partition(".")[0],
         _texts(documents, columns),
         _texts(queries, columns),
-        judgments,
+        read_judgments(judgments),
+        place=judgments.place,
         on_unknown=on_unknown,
         exclude_self=exclude_self,
     )
 
 
-def _texts(files: str | Sequence[str], columns: Columns | None) -> Iterator[tuple[str, str, str]]:
+def _texts(files: str | Sequence[str], columns: Columns | None) -> Iterator[Located]:
     """Place, id and text of every record."""
     for file in locate(files):
         table = open_table(file, detect_format(file), columns, COLLECTION, lambda _: None)

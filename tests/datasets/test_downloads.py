@@ -181,7 +181,7 @@ def test_reads_bright(tmp_path: Path) -> None:
     assert list(zip(*task.documents))[1] == ("d1", "text 1")
     assert list(zip(*task.queries)) == [("0", "a post"), ("1", "b")]
     assert task.qrels == {"0": {"d1": 1, "d2": 1, "d3": -100}, "1": {"d0": 1}}
-    with pytest.raises(ValueError, match="has no biology of documents: it has aops, pony"):
+    with pytest.raises(ValueError, match="has no biology of examples: it has aops, pony"):
         hub_task(str(tmp_path / "BRIGHT"), "biology")
 
 
