@@ -21,7 +21,7 @@ from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tall
 from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import LAYOUT_VERSION, fingerprint
 from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
-from sparton.datasets.texts import text_table
+from sparton.datasets.texts import TextTable, text_table
 
 
 class SourceOptions(TypedDict, total=False):
@@ -82,15 +82,9 @@ def text_records(
     reading.check()
     _check_negatives(negatives)
     found = locate(files, root=root, hub=hub)
-    required, teachers = negatives == "required", Teachers.of(teachers)
-    key = fingerprint(
-        found, kind="text", reading=reading, negatives=required, teachers=asdict(teachers)
+    return _records(
+        name or found[0].name, found, reading, negatives, Teachers.of(teachers), cache_dir=cache_dir
     )
-    name = name or found[0].name
-    read = _reader(found, reading, TEXTS, required, teachers)
-    table = example_table(name, key, read, on_error=on_error, cache_dir=cache_dir)
-    _check_teachers(name, table.facts["teachers"], teachers)
-    return Records(name, table, negatives=negatives, share=teachers.share)
 
 
 def mined_records(source: Records, file: Path, *, cache_dir: str | None = None) -> Records:
@@ -187,20 +181,8 @@ def id_records(
             ("collection", locate(collection, root=root, hub=hub), collection_columns),
         )
     ]
-    required, teachers = negatives == "required", Teachers.of(teachers)
-    read = _reader(found, reading, IDS, required, teachers)
-    key = fingerprint(
-        found,
-        kind="id",
-        reading=reading,
-        negatives=required,
-        teachers=asdict(teachers),
-        texts=[side.table.folder.name for side in sides],
-    )
     texts = (sides[0], sides[1])
-    table = example_table(name, key, read, on_error=on_error, texts=texts, cache_dir=cache_dir)
-    _check_teachers(name, table.facts["teachers"], teachers)
-    return Records(name, table, texts, negatives, teachers.share)
+    return _records(name, found, reading, negatives, Teachers.of(teachers), texts, cache_dir)
 
 
 def beir_pairs(
@@ -246,19 +228,38 @@ def beir_pairs(
     return Records(name, table, texts)
 
 
-def _check_negatives(negatives: str) -> None:
-    if negatives not in get_args(Negatives):
-        raise ValueError(f"negatives={negatives!r} must be {', '.join(get_args(Negatives))}")
-
-
-def _check_teachers(name: str, found: int, teachers: Teachers) -> None:
-    if found == 1 and replace(teachers, share=None) != EQUAL_TEACHERS:
+def _records(
+    name: str,
+    files: Sequence[DataFile],
+    reading: Reading,
+    negatives: Negatives,
+    teachers: Teachers,
+    texts: tuple[TextTable, TextTable] | None = None,
+    cache_dir: str | None = None,
+) -> Records:
+    """Examples written out as texts, or as ids of these ``texts``."""
+    required, kind = negatives == "required", TEXTS if texts is None else IDS
+    settings: dict[str, Any] = {"negatives": required, "teachers": asdict(teachers)}
+    if texts is not None:
+        settings["texts"] = [side.table.folder.name for side in texts]
+    key = fingerprint(files, kind=kind.name, reading=reading, **settings)
+    read = _reader(files, reading, kind, required, teachers)
+    table = example_table(
+        name, key, read, on_error=reading.on_error, texts=texts, cache_dir=cache_dir
+    )
+    if table.facts["teachers"] == 1 and replace(teachers, share=None) != EQUAL_TEACHERS:
         raise ArgumentError(
             "{teachers:name} of source {} says how the scores of several teachers are combined, "
             "but its records have those of one at most: leave it out",
             name,
             teachers=None,
         )
+    return Records(name, table, texts, negatives, teachers.share)
+
+
+def _check_negatives(negatives: str) -> None:
+    if negatives not in get_args(Negatives):
+        raise ValueError(f"negatives={negatives!r} must be {', '.join(get_args(Negatives))}")
 
 
 def _reader(
