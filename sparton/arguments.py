@@ -1,6 +1,6 @@
 """What is refused of the arguments of functions; commands tell of it in words of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -63,6 +63,19 @@ def refuse_below(least: int, **arguments: float | None) -> None:
     for name, value in arguments.items():
         if value is not None and value < least:
             raise ArgumentError(f"{{{name}}} must be at least {least}", **{name: value})
+
+
+def refuse_other(choices: Iterable[object], **arguments: object) -> None:
+    """Refuse values that are not among a few.
+
+    Raises:
+        ArgumentError: names the first, and the choices.
+    """
+    *others, last = known = tuple(choices)
+    for name, value in arguments.items():
+        if value not in known:
+            told = f"{', '.join(map(str, others))} or {last}"
+            raise ArgumentError(f"{{{name}}} must be {{}}", told, **{name: value})
 
 
 class Instance(NamedTuple):

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from sparton.arguments import ArgumentError, refuse_below, refuse_ignored
+from sparton.arguments import ArgumentError, refuse_below, refuse_ignored, refuse_other
 from sparton.cli.commands.flags import flags_named
 
 WORDS = ArgumentError(
@@ -38,6 +38,14 @@ def test_only_what_names_arguments_is_told_anew():
 
 def test_an_error_passes_from_process_to_process():
     assert str(pickle.loads(pickle.dumps(WORDS))) == str(WORDS)
+
+
+def test_other_values_than_a_few_are_refused():
+    refuse_other(("keep", "drop"), short="keep", long="drop")
+    with pytest.raises(ArgumentError, match=r"^long='cut' must be keep or drop$"):
+        refuse_other(("keep", "drop"), short="keep", long="cut")
+    with pytest.raises(ArgumentError, match=r"^nbits=3 must be 1, 2 or 4$"):
+        refuse_other((1, 2, 4), nbits=3)
 
 
 def test_numbers_below_a_bound_and_ignored_arguments_are_refused():

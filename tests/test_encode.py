@@ -135,7 +135,7 @@ def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypat
     monkeypatch.setattr("sparton.retrieval.indexes.compression.train_codec", never)
     run(monkeypatch, "search.py", *words)
     assert [line for line in capsys.readouterr().out.splitlines() if "\t" in line] == first != []
-    message = "--nbits 3 must be one of (1, 2, 4, 8)"
+    message = "--nbits 3 must be 1, 2, 4 or 8"
     assert message in refused(monkeypatch, capsys, "search.py", *words[:2], "nbits=3")
     encode(monkeypatch, models["splade"], output="sparse")
     said = refused(monkeypatch, capsys, "search.py", "index=sparse", *words[1:])
@@ -232,13 +232,13 @@ def test_each_of_several_tasks_has_documents_of_its_own(models, monkeypatch, cap
         (["side=documents"], "side=documents: must be query or document"),
         (["kinds=[words]"], "kinds=['words']: there are sparse, tokens, dense"),
         (["gpus=0"], "gpus=0 must be at least 1"),
-        (["precision=fp4"], "precision=fp4: must be fp32, bf16, fp16, fp8"),
+        (["precision=fp4"], "precision=fp4 must be fp32, bf16, fp16 or fp8"),
         (["precision=fp8"], "precision=fp8 needs a CUDA GPU of compute capability 8.9 or later"),
         (
             ["vector_dtype=int8"],
-            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+            "vector_dtype=int8 must be float16, bfloat16, float32 or ",
         ),
-        (["on_error=ask"], "on_error='ask' must be 'stop' or 'skip'"),
+        (["on_error=ask"], "on_error=ask must be stop or skip"),
         (["data=[]"], "data=[]: name a folder, or files as in [a.jsonl,b.jsonl]"),
         (["data=nowhere"], "nowhere"),
         (["source=web"], "source=web: must be files, ir_datasets or hub"),
@@ -331,7 +331,7 @@ def test_what_cannot_be_searched_is_refused(models, monkeypatch, capsys):
         (["nowhere", "--query", "x"], "nowhere holds no encoded texts (encoding.json is missing)"),
         (["docs", "--query", "x", "--model", "no/such/one"], "--model no/such/one: no such folder"),
         (["docs", "--query", "x", "--model", models["joint"]], "docs was encoded by another model"),
-        (["docs", "--query", "x", "--precision", "fp4"], "precision=fp4: must be fp32"),
+        (["docs", "--query", "x", "--precision", "fp4"], "precision=fp4 must be fp32"),
         (["queries", "--query", "x"], "queries holds queries, and documents are searched"),
         (["docs", "--queries", "toy", "--output", "toy"], "--output toy exists: name another"),
     ):

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from zipfile import BadZipFile, ZipFile
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_other
 from sparton.datasets.files import DataFile, RecordError, read_lines
 from sparton.datasets.judgments import Judgment, read_judgments
 from sparton.datasets.records import parse_text
@@ -190,8 +190,7 @@ def build_task(
         ValueError: an id twice, or one with white space; a judgment that contradicts another or,
             with "error", is of an unknown id; or none that is left.
     """
-    if on_unknown not in ("error", "ignore"):
-        raise ValueError(f"on_unknown={on_unknown!r} must be 'error' or 'ignore'")
+    refuse_other(get_args(OnUnknown), on_unknown=on_unknown)
     collection, asked = _by_id(documents), _by_id(queries)
     qrels: Qrels = {}
     ignored = 0

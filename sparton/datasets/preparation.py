@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below, refuse_other
 from sparton.datasets.columns import Schema
 from sparton.datasets.files import FORMATS, DataFile, RecordError, detect_format
 from sparton.datasets.permutation import PART, derive_key, permute
@@ -50,13 +50,10 @@ class Reading(NamedTuple):
     limit_seed: int = 0
 
     def check(self) -> None:
-        """Raise ValueError for a setting that does not exist."""
-        if self.format not in ("auto", *FORMATS):
-            raise ValueError(f"format={self.format!r} must be auto, {', '.join(FORMATS)}")
-        if self.on_error not in ("stop", "skip"):
-            raise ValueError(f"on_error={self.on_error!r} must be 'stop' or 'skip'")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit={self.limit} must be at least 1")
+        """Raise ArgumentError for a setting that does not exist."""
+        refuse_other(["auto", *FORMATS], format=self.format)
+        refuse_other(get_args(OnError), on_error=self.on_error)
+        refuse_below(1, limit=self.limit)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_other
 from sparton.datasets.collection import beir_file
 from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
@@ -80,7 +80,7 @@ def text_records(
     """
     reading = Reading(format, columns, on_error, limit, limit_seed)
     reading.check()
-    _check_negatives(negatives)
+    refuse_other(get_args(Negatives), negatives=negatives)
     found = locate(files, root=root, hub=hub)
     return _records(
         name or found[0].name, found, reading, negatives, Teachers.of(teachers), cache_dir=cache_dir
@@ -171,7 +171,7 @@ def id_records(
     """
     reading = Reading(format, columns, on_error, limit, limit_seed)
     reading.check()
-    _check_negatives(negatives)
+    refuse_other(get_args(Negatives), negatives=negatives)
     found = locate(files, root=root, hub=hub)
     name = name or found[0].name
     sides = [
@@ -255,11 +255,6 @@ def _records(
             teachers=None,
         )
     return Records(name, table, texts, negatives, teachers.share)
-
-
-def _check_negatives(negatives: str) -> None:
-    if negatives not in get_args(Negatives):
-        raise ValueError(f"negatives={negatives!r} must be {', '.join(get_args(Negatives))}")
 
 
 def _reader(

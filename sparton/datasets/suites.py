@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from sparton.arguments import refuse_other
 from sparton.datasets.collection import OnUnknown, beir_folder
 from sparton.datasets.downloads import hub_task, ir_datasets_task
 from sparton.datasets.tasks import Builders
@@ -54,8 +55,7 @@ def suite(
         ValueError: a source, a name or a key that does not exist, or a collection that the source
             does not have.
     """
-    if source not in READERS:
-        raise ValueError(f"source={source}: must be {', '.join(READERS)}")
+    refuse_other(READERS, source=source)
     chosen = list(collections) if names is None else list(names)
     for name in chosen:
         if name not in collections:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from sparton.arguments import refuse_other
 from sparton.datasets.collection import (
     Located,
     OnUnknown,
@@ -65,8 +66,7 @@ def beir_folders(
     Raises:
         ValueError: no folder, or the same one twice.
     """
-    if missing not in ("error", "skip"):
-        raise ValueError(f"missing={missing!r} must be 'error' or 'skip'")
+    refuse_other(get_args(Missing), missing=missing)
     if isinstance(paths, str) or not all(paths) or not paths:
         raise ValueError(f"paths={paths!r}: name folders in the layout of BEIR, as in [PATH,PATH]")
     counts = Counter(Path(path).resolve().name for path in paths)

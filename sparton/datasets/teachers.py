@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_other
 from sparton.datasets.files import RecordError
 
 Scaling = Literal["min_max", "z_score"]
@@ -42,10 +42,7 @@ class Teachers:
 
     def __post_init__(self) -> None:
         check_share(teacher_share=self.share)
-        if self.scaling not in get_args(Scaling):
-            raise ArgumentError(
-                "{scaling} must be {}", " or ".join(get_args(Scaling)), scaling=self.scaling
-            )
+        refuse_other(get_args(Scaling), scaling=self.scaling)
         if self.weights is not None and not _are_weights(self.weights):
             raise ArgumentError(
                 "{teacher_weights} must be finite numbers, none negative, and one above 0",

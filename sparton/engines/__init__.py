@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import refuse_other
 from sparton.encoded.facts import Settings
 from sparton.engines.elasticsearch import Elasticsearch
 from sparton.engines.engine import Engine
@@ -41,8 +41,7 @@ def engine_for(
     Raises:
         ArgumentError: there is no such engine, or it cannot do that.
     """
-    if to not in ENGINES:
-        raise ArgumentError("{to} must be {}", ", ".join(ENGINES), to=to)
+    refuse_other(ENGINES, to=to)
     if settings.side != "document":
         raise ValueError("the texts were encoded as queries: push texts that are documents")
     return ENGINES[to](index, settings, kind=kind, names=names)

@@ -1,12 +1,14 @@
 """Causal language models as encoders of texts."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
 )
+
+from sparton.arguments import refuse_other
 
 Attention = Literal["bidirectional", "causal"]
 SpecialTokens = Literal["none", "eos"]
@@ -35,8 +37,8 @@ def set_attention(
         ValueError: causal attention of a model that is no causal language model, or an attention
             that does not exist.
     """
-    if attention not in (None, "bidirectional", "causal"):
-        raise ValueError(f"attention={attention!r}: must be bidirectional or causal")
+    if attention is not None:
+        refuse_other(get_args(Attention), attention=attention)
     if not is_causal_lm(config):
         if attention == "causal":
             raise ValueError(
@@ -71,8 +73,7 @@ def set_special_tokens(
 
     if special_tokens is None:
         return
-    if special_tokens not in ("none", "eos"):
-        raise ValueError(f"special_tokens={special_tokens!r}: must be none or eos")
+    refuse_other(get_args(SpecialTokens), special_tokens=special_tokens)
     end, number = tokenizer.eos_token, tokenizer.eos_token_id
     if special_tokens == "none":
         processor = TemplateProcessing(single="$A", special_tokens=[])

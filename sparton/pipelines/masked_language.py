@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparton.arguments import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_below, refuse_other
 from sparton.datasets.permutation import derive_key, permute
 from sparton.kernels.boundaries import cu_seqlens_of, ranges_within
 from sparton.pipelines.language_loss import language_loss
@@ -76,10 +76,7 @@ class Plan:
         counts = ("steps", "batch_tokens", "length", "active_terms")
         refuse_below(1, **{name: getattr(self, name) for name in counts})
         refuse_below(0, relu_weight=self.relu_weight)
-        if self.objective not in (known := get_args(Objective)):
-            raise ArgumentError(
-                "{objective} is not one of {}", ", ".join(known), objective=self.objective
-            )
+        refuse_other(get_args(Objective), objective=self.objective)
         if self.frozen and self.objective != "mlm":
             raise ArgumentError(
                 "{frozen} lets a masked language model's head learn alone, and with {objective} "

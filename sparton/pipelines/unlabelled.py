@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from sparton.retrieval.progress import progress_bar
 from sparton.writing import replacing
 
 Way = Literal["spans", "keywords"]
-WAYS: tuple[Way, ...] = ("spans", "keywords")
+WAYS: tuple[Way, ...] = get_args(Way)
 # A query and its positive, of a text that is long enough.
 Make = Callable[[str, random.Random], tuple[str, str] | None]
 # Words of a span and of a query of keywords; of how many keywords they are drawn; how often a span

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.arguments import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_below, refuse_other
 from sparton.kernels.boundaries import cu_seqlens_of, sequence_ids
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import KINDS, Representations, TokenVectors
@@ -112,8 +112,7 @@ class TokenFile:
     endings: ClassVar[tuple[str, ...]] = (".safetensors",)
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ArgumentError("{dtype} must be {}", " or ".join(DTYPES), dtype=self.dtype)
+        refuse_other(DTYPES, dtype=self.dtype)
         written = [Path(self.path), self.ids_file]
         _check_place(self.path, self.endings, written, self.overwrite)
 

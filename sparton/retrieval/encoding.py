@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sparton.arguments import refuse_below
+from sparton.arguments import refuse_below, refuse_other
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
@@ -92,8 +92,7 @@ def encode_texts(
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
     if len(texts) == 0:
         raise ValueError("there are no texts to encode")
-    if side not in SIDES:
-        raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
+    refuse_other(SIDES, side=side)
     refuse_below(1, batch_tokens=batch_tokens)
     check_vector_dtype(vector_dtype)
     kept = _checked_kinds(encoder, kinds, side, max_terms)
@@ -187,8 +186,7 @@ def autocast_dtype(precision: object) -> torch.dtype | None:
     Raises:
         ValueError: a precision that does not exist.
     """
-    if precision not in AUTOCAST:
-        raise ValueError(f"precision={precision}: must be {', '.join(AUTOCAST)}")
+    refuse_other(AUTOCAST, precision=precision)
     return AUTOCAST[str(precision)]
 
 

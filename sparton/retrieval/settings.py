@@ -1,12 +1,12 @@
 """What can be asked of a search; it is checked without PyTorch, before anything is read."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from sparton.retrieval.metrics import metric_depth
 
 Search = Literal["sparse", "maxsim", "dense", "rerank", "sum"]
-SEARCHES: tuple[Search, ...] = ("sparse", "maxsim", "dense", "rerank", "sum")
+SEARCHES: tuple[Search, ...] = get_args(Search)
 RERANK_DEPTH = 1000
 
 

@@ -4,12 +4,13 @@ asked of the device after them.
 N texts, V terms, C columns, P active entries, T tokens, E width of a token's vector.
 """
 
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparton.arguments import refuse_other
 from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.maxsim import quantize_fp8
 from sparton.kernels.sparse_vectors import SparseVectors
@@ -18,7 +19,7 @@ from sparton.retrieval.ordering import empty_on_host
 
 FileDtype = Literal["float16", "float32"]  # which others can read, too
 VectorDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
-VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "bfloat16", "float32", "float8_e4m3fn")
+VECTOR_DTYPES: tuple[VectorDtype, ...] = get_args(VectorDtype)
 
 
 class NotFiniteError(ValueError):
@@ -164,8 +165,7 @@ def check_vector_dtype(vector_dtype: object) -> None:
     Raises:
         ValueError: names the setting and its value.
     """
-    if vector_dtype not in VECTOR_DTYPES:
-        raise ValueError(f"vector_dtype={vector_dtype}: must be {', '.join(VECTOR_DTYPES)}")
+    refuse_other(VECTOR_DTYPES, vector_dtype=vector_dtype)
 
 
 def query_dtype(documents: VectorDtype) -> VectorDtype:

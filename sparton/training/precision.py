@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparton.arguments import refuse_other
 from sparton.models.encoder import Encoder
 from sparton.models.fp8 import check_fp8, multiply_in_fp8
 from sparton.training.settings import PRECISIONS
@@ -24,8 +25,7 @@ class Precision:
     device: torch.device
 
     def __post_init__(self) -> None:
-        if self.name not in PRECISIONS:
-            raise ValueError(f"precision={self.name!r} is unknown; choose from {PRECISIONS}")
+        refuse_other(PRECISIONS, precision=self.name)
         if self.name == "fp16" and self.device.type != "cuda":
             raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
         if self.name == "fp8":

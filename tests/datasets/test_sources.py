@@ -250,7 +250,7 @@ def test_each_policy_of_negatives(write_jsonl: Write) -> None:
     required = text_records(path, negatives="required", on_error="skip")
     assert [each.negatives for each in all_examples(required, 2)] == [("n", "n")]
     assert required.without_negatives == 0
-    with pytest.raises(ValueError, match="negatives='some' must be required, sample, none"):
+    with pytest.raises(ValueError, match="negatives='some' must be required, sample or none"):
         text_records(path, negatives="some")  # type: ignore[arg-type]
 
 
@@ -277,7 +277,7 @@ def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
         ValueError, match=rf"mine: no usable record in its files; {path}, line 1: a list of 0"
     ):
         text_records(path, on_error="skip", name="mine")
-    with pytest.raises(ValueError, match="on_error='ignore' must be 'stop' or 'skip'"):
+    with pytest.raises(ValueError, match="on_error='ignore' must be stop or skip"):
         text_records(path, on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="format='xlsx' must be"):
         text_records(path, format="xlsx")

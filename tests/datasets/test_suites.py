@@ -70,7 +70,7 @@ def test_documents_that_a_judgment_excludes(rules: Rules, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": "disk"}, "source=disk: must be ir_datasets, folders, hub"),
+        ({"source": "disk"}, "source='disk' must be ir_datasets, folders or hub"),
         ({"source": "hub"}, "source=hub has no a: try source=folders"),
         ({"names": ["c"]}, r"names=\['c'\]: there is no c, but a, b"),
         ({"each": {"folder": "x"}}, "each.folder=x: there is no folder, but ir_datasets, folders"),

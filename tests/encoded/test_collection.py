@@ -186,11 +186,11 @@ def test_a_folder_of_something_else_is_not_touched(models, tmp_path):
         ({"texts": TextList([])}, "there are no texts to encode"),
         ({"texts": TextList(["a", "b"], ["x", "x"])}, "the id 'x' stands for several texts"),
         ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
-        ({"precision": "fp4"}, "precision=fp4: must be fp32"),
+        ({"precision": "fp4"}, "precision='fp4' must be fp32"),
         ({"precision": "fp8"}, "precision=fp8 needs a CUDA GPU of compute capability 8.9"),
         ({"kinds": ["tokens"]}, "SpladeEncoder gives no token vectors"),
         ({"max_terms": 0}, "max_terms is 0, must be at least 1"),
-        ({"side": "documents"}, "side='documents': must be query or document"),
+        ({"side": "documents"}, "side='documents' must be query or document"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(settings, message, models, tmp_path):

@@ -174,7 +174,7 @@ def test_terms_may_have_names(tmp_path):
 @pytest.mark.parametrize(
     ("to", "more", "message"),
     [
-        ("solr", {}, r"to='solr' must be opensearch, elasticsearch, vespa, qdrant, milvus"),
+        ("solr", {}, r"to='solr' must be opensearch, elasticsearch, vespa, qdrant or milvus"),
         (
             "milvus",
             {},

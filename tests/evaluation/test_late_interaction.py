@@ -158,7 +158,7 @@ class SilentVectors(VectorEncoder):
         (
             "both",
             {"vector_dtype": "int8"},
-            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+            "vector_dtype='int8' must be float16, bfloat16, float32 or ",
         ),
     ],
 )

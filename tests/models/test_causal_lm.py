@@ -97,7 +97,7 @@ def test_attentions_that_do_not_exist_are_refused(build_mlm, tokenizer, tmp_path
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is for causal language models.* but a Bert: leave"):
         pretrained(str(tmp_path), attention="causal")
-    with pytest.raises(ValueError, match="attention='both': must be bidirectional or causal"):
+    with pytest.raises(ValueError, match="attention='both' must be bidirectional or causal"):
         pretrained(str(tmp_path), attention="both")
     assert pretrained(str(tmp_path), attention="bidirectional").layout.packed
 
@@ -169,7 +169,7 @@ def test_tokens_around_texts_are_chosen_and_kept(special_tokens, around, tmp_pat
     backbone.tokenizer.save_pretrained(tmp_path)
     again = pretrained(str(tmp_path)).tokenizer
     assert again("w7 w9")["input_ids"] == ids
-    with pytest.raises(ValueError, match="special_tokens='bos': must be none or eos"):
+    with pytest.raises(ValueError, match="special_tokens='bos' must be none or eos"):
         pretrained(str(tmp_path), special_tokens="bos")
     again.eos_token = None
     with pytest.raises(ValueError, match="has no token that ends a text"):

@@ -248,7 +248,7 @@ def test_what_is_hidden():
         ({"active_terms": 0}, "active_terms=0 must be at least 1"),
         ({"lr": 0.0}, "lr=0.0 must be positive"),
         ({"relu_weight": -1.0}, "relu_weight=-1.0 must be at least 0"),
-        ({"objective": "nsp"}, "objective='nsp' is not one of mlm, mntp, clm"),
+        ({"objective": "nsp"}, "objective='nsp' must be mlm, mntp or clm"),
         ({"objective": "mntp", "frozen": True}, "frozen=True lets a masked .* objective='mntp'"),
         ({"warmup": 1.0}, r"warmup=1.0 must be a share of the steps in \[0, 1\)"),
     ],

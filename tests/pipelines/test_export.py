@@ -314,7 +314,7 @@ def test_models_that_are_not_there_or_give_other_vectors_are_refused(model, tmp_
         refused(tmp_path / "none", "x.jsonl")
     with pytest.raises(ValueError, match="length=0 must be at least 1"):
         refused("a/model", "x.jsonl", length=0)
-    with pytest.raises(ValueError, match="precision=int8: must be"):
+    with pytest.raises(ValueError, match="precision='int8' must be"):
         refused("a/model", "x.jsonl", precision="int8")
     with pytest.raises(
         ValueError, match=r"gives sparse vectors and no token .* output that ends in \.jsonl or"

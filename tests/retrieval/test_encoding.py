@@ -345,7 +345,7 @@ def test_a_lone_text_is_no_list_of_its_letters():
 
 def test_a_side_that_does_not_exist():
     """It would have been taken for documents."""
-    with pytest.raises(ValueError, match="side='queries': must be query or document"):
+    with pytest.raises(ValueError, match="side='queries' must be query or document"):
         encode(CountingEncoder(), ["1 2"], "queries")
 
 
@@ -353,7 +353,7 @@ def test_a_side_that_does_not_exist():
     ("settings", "message"),
     [
         # It would have become the zeros of a dtype that PyTorch knows.
-        ({"vector_dtype": "int8"}, "vector_dtype=int8: must be float16, bfloat16, float32"),
+        ({"vector_dtype": "int8"}, "vector_dtype='int8' must be float16, bfloat16, float32"),
         ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
         ({"kinds": []}, "kinds is empty: name tokens, or leave it out"),
     ],

@@ -3,7 +3,7 @@
 Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T packed tokens.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.segment_max.operands import num_rows
 
 Backward = Literal["auto", "lowmem", "unified"]
-BACKWARDS = ("auto", "lowmem", "unified")
+BACKWARDS = get_args(Backward)
 
 
 class MaxSimOperands(NamedTuple):

@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 
-from sparton.arguments import ArgumentError, refuse_ignored
+from sparton.arguments import ArgumentError, refuse_ignored, refuse_other
 from sparton.datasets.lengths import sample_rows
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow, TextTable
@@ -91,8 +91,7 @@ def mine_hard_negatives(
     """
     output = Path(output)
     parts.check_output(output)
-    if short not in get_args(Short):
-        raise ArgumentError("{short} must be {}", ", ".join(get_args(Short)), short=short)
+    refuse_other(get_args(Short), short=short)
     written = Output(short, ids, exclude_self)
     if not miners:
         raise ArgumentError("{miners}: name one", miners=[])

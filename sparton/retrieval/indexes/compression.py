@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.arguments import ArgumentError, Instance, refuse_below
+from sparton.arguments import ArgumentError, Instance, refuse_below, refuse_other
 from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, compress, train_codec
 from sparton.kernels.maxsim.codec import HELD_OUT, WIDTHS, published_num_centroids
 from sparton.representations import Representations
@@ -68,8 +68,7 @@ class CompressedIndexBuilder:
     exhaustive_tokens: int = EXHAUSTIVE_TOKENS
 
     def __post_init__(self) -> None:
-        if self.nbits not in WIDTHS:
-            raise ArgumentError("{nbits} must be one of {}", WIDTHS, nbits=self.nbits)
+        refuse_other(WIDTHS, nbits=self.nbits)
         refuse_below(1, centroids=self.centroids, probes=self.probes, candidates=self.candidates)
 
     def __call__(
