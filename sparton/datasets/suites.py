@@ -90,7 +90,7 @@ def _checked(place: str, entry: Entry) -> Entry:
     for key, value in entry.items():
         if key not in KEYS:
             raise ValueError(f"{place}.{key}={value}: there is no {key}, but {', '.join(KEYS)}")
-        count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        count = type(value) is int and value >= 1
         if key in LENGTHS and value is not None and not count:
             raise ValueError(f"{place}.{key}={value}: must be a number of tokens from 1 on")
         if key in PROMPTS and not isinstance(value, str | None):

@@ -174,20 +174,10 @@ def check_precision(precision: object, encoder: Any = None) -> None:
         ValueError: names it.
     """
     if precision is not None:
-        autocast_dtype(precision)
+        refuse_other(AUTOCAST, precision=precision)
     if encoder is not None and precision == "fp8":
         with encoder.multiplying_in_fp8():
             pass
-
-
-def autocast_dtype(precision: object) -> torch.dtype | None:
-    """The dtype of autocast; None for fp32, without.
-
-    Raises:
-        ValueError: a precision that does not exist.
-    """
-    refuse_other(AUTOCAST, precision=precision)
-    return AUTOCAST[str(precision)]
 
 
 @contextmanager
@@ -196,7 +186,9 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
     next to a GPU torch has one thread on the host: copies of a batch wait longer for many threads
     than they take, where other processes have the cores. Afterwards all is as it was."""
     device = device_of(encoder)
-    dtype = autocast_dtype(usual_precision(encoder) if precision is None else precision)
+    precision = usual_precision(encoder) if precision is None else precision
+    refuse_other(AUTOCAST, precision=precision)
+    dtype = AUTOCAST[precision]
     in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
     was_training, threads = encoder.training, torch.get_num_threads()
     encoder.eval()
