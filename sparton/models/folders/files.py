@@ -242,7 +242,7 @@ def agreed_prompts(
 
 
 def check_settings(source: Source, given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuse a head whose settings are not those of the folder ``name``; both by the same keys.
+    """Refuse a head whose settings are not those of a folder; both by the same keys.
 
     Raises:
         ValueError: lists what differs.
