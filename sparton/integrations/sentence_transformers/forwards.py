@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sparton import packing
+from sparton.integrations.sentence_transformers.twin import Twin
 from sparton.kernels.splade_head import splade_head
 from sparton.models.backbone import Backbone
 from sparton.models.output_embeddings import Decoder
-from sparton.models.twin import Twin
 from sparton.packing import Packed
 from sparton.types import TokenBatch, TokenRows
 
@@ -82,7 +82,7 @@ class PackedTransformer(Replacement):
     number of their tokens is asked for.
 
     Raises:
-        ValueError: see :class:`~sparton.models.twin.Twin`.
+        ValueError: see :class:`~sparton.integrations.sentence_transformers.twin.Twin`.
     """
 
     def __init__(self, module: Any) -> None:
