@@ -40,8 +40,8 @@ from tests.evaluation.problems import (
     WORDS,
     LexicalEncoder,
     make_task,
+    packed_words,
     rankings,
-    word_tokenizer,
     write_beir,
 )
 
@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def tokenizer() -> PackedTokenizer:
-    return word_tokenizer()
+    return packed_words()
 
 
 def test_encoder_from_texts_to_metrics(tokenizer):

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
@@ -12,12 +11,12 @@ from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import TaskResult
 from sparton.kernels.boundaries import sequence_ids
 from sparton.models.encoder import Encoder
+from sparton.models.words import SPECIAL_TOKENS, word_tokenizer
 from sparton.representations import Representations, TokenVectors
 from sparton.types import RetrievalTask, Side, TextCollection, TokenBatch
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = ["red", "green", "blue", "crimson", "cat", "dog", "bird", "fish"]
-VOCABULARY = [*SPECIAL, *WORDS]
+VOCABULARY = [*SPECIAL_TOKENS, *WORDS]
 DOCUMENTS = {
     "d0": "red cat",
     "d1": "crimson dog dog",
@@ -34,9 +33,9 @@ class LexicalEncoder(Encoder):
     """Every word weighs 1, but "red" and "crimson" also stand for each other, at 0.5."""
 
     def __init__(self) -> None:
-        super().__init__(word_tokenizer().tokenizer, max_length=None)
+        super().__init__(word_tokenizer(WORDS, 8), max_length=None)
         weights = torch.eye(len(VOCABULARY))
-        weights[: len(SPECIAL)] = 0
+        weights[: len(SPECIAL_TOKENS)] = 0
         red, crimson = VOCABULARY.index("red"), VOCABULARY.index("crimson")
         weights[red, crimson] = weights[crimson, red] = 0.5
         self.embedding = nn.Embedding.from_pretrained(weights)
@@ -65,22 +64,13 @@ class VectorEncoder(Encoder):
         self.kinds = ("sparse", "tokens") if sparse else ("tokens",)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
-        kept = tokens.input_ids >= len(SPECIAL)
+        kept = tokens.input_ids >= len(SPECIAL_TOKENS)
         vectors = TokenVectors(self.embedding(tokens.input_ids), tokens.cu_seqlens, kept)
         return Representations(None if self.lexical is None else self.lexical(tokens), vectors)
 
 
-def word_tokenizer() -> PackedTokenizer:
-    vocabulary = {word: row for row, word in enumerate(VOCABULARY)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    return PackedTokenizer(fast, query_length=8, document_length=8)
+def packed_words() -> PackedTokenizer:
+    return PackedTokenizer(word_tokenizer(WORDS, 8), query_length=8, document_length=8)
 
 
 def make_task(name: str = "toy", exclude_self: bool = False) -> RetrievalTask:

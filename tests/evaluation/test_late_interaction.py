@@ -23,8 +23,8 @@ from tests.evaluation.problems import (
     LexicalEncoder,
     VectorEncoder,
     make_task,
+    packed_words,
     rankings,
-    word_tokenizer,
 )
 
 MAXSIM = {
@@ -36,7 +36,7 @@ MAXSIM = {
 
 @pytest.fixture
 def tokenizer() -> PackedTokenizer:
-    return word_tokenizer()
+    return packed_words()
 
 
 def evaluate(

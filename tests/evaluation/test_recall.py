@@ -13,7 +13,7 @@ from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.exact import exact_index
 from sparton.retrieval.indexes.protocols import Found, Index
-from tests.evaluation.problems import LexicalEncoder, make_task, word_tokenizer
+from tests.evaluation.problems import LexicalEncoder, make_task, packed_words
 
 
 class Forgetful:
@@ -75,7 +75,7 @@ def test_queries_that_find_nothing_do_not_count():
 
 def test_results_of_an_approximate_index_say_so():
     options = {"progress": False, "k": 10, "metrics": ["mrr@10"], "timed_queries": 0}
-    arguments = LexicalEncoder(), word_tokenizer(), make_task()
+    arguments = LexicalEncoder(), packed_words(), make_task()
     exact = evaluate_encoder(*arguments, **options)
     assert exact.exact_recall is None and "exact_recall" not in task_figures(exact)
     found = evaluate_encoder(*arguments, index=forgetful_index, **options)

@@ -16,8 +16,8 @@ from tests.evaluation.problems import (
     LexicalEncoder,
     VectorEncoder,
     make_task,
+    packed_words,
     rankings,
-    word_tokenizer,
 )
 
 
@@ -43,7 +43,7 @@ def test_slow_answers_end_the_measurement(monkeypatch):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_speed_of_an_encoder_and_bytes_of_its_index(sparse):
-    tokenizer = word_tokenizer()
+    tokenizer = packed_words()
     encoder = LexicalEncoder() if sparse else VectorEncoder(tokenizer.tokenizer)
     result = evaluate_encoder(encoder, tokenizer, make_task(), progress=False)
     assert result.speed is not None
@@ -52,10 +52,10 @@ def test_speed_of_an_encoder_and_bytes_of_its_index(sparse):
     asked = 3 / (queries + result.seconds["search"])
     assert result.speed.queries_per_second == pytest.approx(asked)
     assert result.speed.latency.queries == 3
-    if sparse:  # 13 postings of 6 bytes, 13 boundaries of 12 terms
-        assert result.speed.index_bytes == 13 * 6 + 13 * 8
-    else:  # 13 vectors of 12 halves, boundaries, the five documents with tokens and their ends
-        assert result.speed.index_bytes == 13 * 12 * 2 + 7 * 8 + 5 * 8 + 6 * 8
+    if sparse:  # 13 postings of 6 bytes, 14 boundaries of 13 terms
+        assert result.speed.index_bytes == 13 * 6 + 14 * 8
+    else:  # 13 vectors of 13 halves, boundaries, the five documents with tokens and their ends
+        assert result.speed.index_bytes == 13 * 13 * 2 + 7 * 8 + 5 * 8 + 6 * 8
     unmeasured = evaluate_encoder(encoder, tokenizer, make_task(), timed_queries=0, progress=False)
     assert unmeasured.speed is None and unmeasured.metrics == result.metrics
 
@@ -76,7 +76,7 @@ def test_what_is_compiled_by_the_first_search_is_not_timed():
     def build(documents, device, *, rerank_depth):
         return Compiling(exact_index(documents, device, rerank_depth=rerank_depth))
 
-    tokenizer = word_tokenizer()
+    tokenizer = packed_words()
     seconds = {
         timed: evaluate_encoder(
             LexicalEncoder(), tokenizer, make_task(), index=build, timed_queries=timed,
@@ -96,7 +96,7 @@ def test_how_many_queries_are_timed_is_no_negative_number():
 
 def test_excluded_documents_leave_room_for_others():
     task = make_task()._replace(excluded={"q0": {"d0", "own"}, "q1": {"d3"}})
-    tokenizer = word_tokenizer()
+    tokenizer = packed_words()
     options = {"k": 1, "metrics": ["mrr@1"], "progress": False}
     full = evaluate_encoder(LexicalEncoder(), tokenizer, make_task(), **options)
     assert rankings(full) == {"q0": ["d0"], "q1": ["d2"], "own": ["own"]}
@@ -117,7 +117,7 @@ def test_slots_that_nothing_fills_stay_last():
 
 
 def test_the_form_of_a_task_cuts_and_prompts_its_texts():
-    tokenizer = word_tokenizer()
+    tokenizer = packed_words()
     task = make_task()
     whole = evaluate_encoder(LexicalEncoder(), tokenizer, task, progress=False)
     short = task._replace(form=TextForm(query_length=3, document_length=4))
@@ -132,7 +132,7 @@ def test_the_form_of_a_task_cuts_and_prompts_its_texts():
 
 
 def test_a_form_longer_than_the_model_is_cut_at_the_model(caplog):
-    encoder, tokenizer = LexicalEncoder(), word_tokenizer()
+    encoder, tokenizer = LexicalEncoder(), packed_words()
     encoder.max_length = 8
     task = make_task()._replace(form=TextForm(query_length=512, document_length=6))
     result = evaluate_encoder(encoder, tokenizer, task, progress=False)
