@@ -21,12 +21,9 @@ from sparton.cli.overrides import written
 from sparton.training.status import Status, read_status
 from tests.forking import environment
 
+pytestmark = pytest.mark.usefixtures("here")
+
 MINIATURE = ("experiment=quickstart", "debug=tiny", "backbone.hidden_size=32")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ from sparton.cli.command_line import Request, read_request
 from sparton.cli.composing import composer, config_folders, show
 from sparton.cli.shipped import shipped
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def composed(*words: str):

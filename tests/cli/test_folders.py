@@ -12,12 +12,9 @@ from sparton.cli.folders import existing, kept_if_begun, mark_latest
 from sparton.training.status import read_status
 from tests.forking import environment
 
+pytestmark = pytest.mark.usefixtures("here")
+
 MINIATURE = ("experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "evaluation=none")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def names_in(folder: str) -> list[str]:

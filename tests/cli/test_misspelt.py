@@ -10,10 +10,7 @@ from sparton.cli.command_line import read_request
 from sparton.cli.composing import composer
 from sparton.cli.nearest import did_you_mean, nearest
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def refusal(command: str, *words: str) -> str:

@@ -11,12 +11,9 @@ from sparton.cli.command_line import read_request
 from sparton.cli.errors import EXPECTED_ERRORS, explain
 from tests.composing import composed
 
+pytestmark = pytest.mark.usefixtures("here")
+
 NO_DATA = ["data=text_files", "data.files={mine: no_such_file.jsonl}", "precision=fp32"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def refusal(*overrides: str) -> str:
