@@ -21,14 +21,9 @@ from sparton.encoded.ids import write_ids
 from sparton.evaluation import load_retriever
 from sparton.representations import Representations
 from sparton.retriever import load
-from tests.encoded.problems import files, make_texts, save_model
+from tests.encoded.problems import files, make_texts
 
 FIRST, SECOND = make_texts(20), make_texts(7, seed=1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "joint", "joint")
 
 
 def encoded(model: Path, output: Path, texts: TextList, **settings: object) -> EncodedTexts:

@@ -9,15 +9,10 @@ import pytest
 
 from sparton.encoded import encode_collection, encoding
 from sparton.evaluation import load_retriever
-from tests.encoded.problems import files, make_texts, save_model
+from tests.encoded.problems import files, make_texts
 
 NUMBER, ROWS = 50, 16  # texts, and texts of a shard
 PATIENCE = 10  # seconds
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "joint", "joint")
 
 
 @pytest.fixture(scope="module")

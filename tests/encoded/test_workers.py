@@ -29,11 +29,6 @@ def forked() -> Iterator[multiprocessing.context.ForkServerContext]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "joint", "joint")
-
-
-@pytest.fixture(scope="module")
 def expected(model, tmp_path_factory, forked) -> dict[str, bytes]:
     """What one process writes that nobody disturbs."""
     output = tmp_path_factory.mktemp("one") / "docs"

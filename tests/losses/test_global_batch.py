@@ -14,7 +14,7 @@ from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.bag_encoder import BagEncoder, gradients, random_batch
 from tests.training.ranks import CPU, on_ranks
 
 BATCH, DOCUMENTS, THRESHOLD = 8, 3, 20
@@ -38,10 +38,6 @@ def part(start: int, stop: int) -> TrainBatch:
 def plain_loss(encoder: BagEncoder, batch: TrainBatch) -> torch.Tensor:
     sides = encoder.encode(batch.queries, "query"), encoder.encode(batch.documents, "document")
     return objective()(*sides, 0, batch.teacher_scores).loss
-
-
-def gradients(encoder: BagEncoder) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()])
 
 
 def truth() -> torch.Tensor:

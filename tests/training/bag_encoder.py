@@ -1,9 +1,13 @@
-"""A small packed encoder and batches for it, shared by the tests of the step and the loop."""
+"""A small packed encoder and batches for it, shared by the tests of the step and the loop;
+what it learns, and its gradients."""
 
 import torch
 from torch import nn
 
 from sparton.kernels.boundaries import sequence_ids
+from sparton.losses.objective import Objective
+from sparton.losses.ranking import InfoNCE
+from sparton.losses.regularizers import Regularizer, flops, l1
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
 from sparton.types import Side, TokenBatch, TokenRows, TrainBatch
@@ -43,6 +47,17 @@ class BagEncoder(Encoder):
         square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
         dense = TokenVectors.of_texts(self.means(tokens)) if "dense" in self.kinds else None
         return Representations(sparse, vectors, dense, {"square": square})
+
+
+def objective(kinds: tuple[str, ...] = ("sparse",)) -> Objective:
+    """Of an encoder of these ``kinds``, with a penalty of each."""
+    own = {"square": 0.01} if "tokens" in kinds else {}
+    penalties = {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
+    return Objective(InfoNCE(), *penalties, own)
+
+
+def gradients(encoder: BagEncoder) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()])
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:

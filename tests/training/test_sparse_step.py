@@ -20,7 +20,7 @@ from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.bag_encoder import BagEncoder, gradients, random_batch
 
 CPU = torch.device("cpu")
 BATCH, NEGATIVES = 8, 1
@@ -52,10 +52,6 @@ def shifted(bias: float) -> BagEncoder:
     with torch.no_grad():
         encoder.decoder.bias += bias
     return encoder
-
-
-def gradients(encoder: BagEncoder) -> Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()])
 
 
 def truth(encoder: BagEncoder) -> Tensor:

@@ -12,8 +12,6 @@ from sparton import products
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
-from sparton.losses.ranking import InfoNCE
-from sparton.losses.regularizers import Regularizer, flops, l1
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.heads import EagerHead
@@ -22,7 +20,7 @@ from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import DENSE_ENTRIES, ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.bag_encoder import BagEncoder, objective, random_batch
 from tests.training.ranks import CPU, on_ranks
 
 BATCH = 8
@@ -36,12 +34,6 @@ def global_batch(negatives: int) -> TrainBatch:
 def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
     rows = BATCH // size
     return batch.select(rank * rows, (rank + 1) * rows)
-
-
-def objective(kinds: tuple[str, ...] = SPARSE) -> Objective:
-    own = {"square": 0.01} if "tokens" in kinds else {}
-    penalties = {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
-    return Objective(InfoNCE(), *penalties, own)
 
 
 def encode(encoder: BagEncoder, batch: TrainBatch) -> tuple[Representations, Representations]:

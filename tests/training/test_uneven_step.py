@@ -8,13 +8,12 @@ from torch import Tensor
 
 from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
-from sparton.losses.ranking import InfoNCE, Triplet
-from sparton.losses.regularizers import Regularizer, flops, l1
+from sparton.losses.ranking import Triplet
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep, StepOutput
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.bag_encoder import BagEncoder, gradients, objective, random_batch
 from tests.training.batches import uneven_batch
 from tests.training.ranks import CPU, on_ranks
 
@@ -24,16 +23,6 @@ SPARSE, BOTH = ("sparse",), ("sparse", "tokens")
 
 def batch() -> TrainBatch:
     return uneven_batch(COUNTS, seed=1)
-
-
-def objective(kinds: tuple[str, ...]) -> Objective:
-    own = {"square": 0.01} if "tokens" in kinds else {}
-    penalties = {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
-    return Objective(InfoNCE(), *penalties, own)
-
-
-def gradients(encoder: BagEncoder) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()])
 
 
 def truth(kinds: tuple[str, ...], positives: list[int] | None = None) -> tuple[float, torch.Tensor]:
