@@ -121,7 +121,7 @@ def test_hydra_and_logging_are_as_they_were(tmp_path):
         sparton.train(*MINIATURE, steps=1, evaluation="none")
         with pytest.raises(ValueError, match="batch=0"):
             sparton.train(*MINIATURE, batch=0)
-        assert HydraConfig.instance().cfg is command
+        assert HydraConfig.instance().cfg == command
         assert compose("mine").name == 84
     assert not GlobalHydra.instance().is_initialized()
     assert (logger.level, logger.handlers, logging.getLogger().handlers) == before
