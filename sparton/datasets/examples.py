@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 
 from sparton.datasets.preparation import OnError, Placed, Tally, chunks, report, write_table
 from sparton.datasets.store import TABLE, Facts, StoredTable, stored_table
-from sparton.datasets.texts import TextTable
+from sparton.datasets.texts import Texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TEXT_ROWS_PER_BATCH = 1000
 ID_ROWS_PER_BATCH = 20_000
-
-Texts = tuple[TextTable, TextTable]
 
 
 def example_table(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from sparton.datasets.store import StoredTable
-from sparton.datasets.texts import TextTable
+from sparton.datasets.texts import Texts
 from sparton.digests import texts_digest
 from sparton.types import Example
 
@@ -79,7 +79,7 @@ class Records:
         self,
         name: str,
         table: StoredTable,
-        texts: tuple[TextTable, TextTable] | None = None,
+        texts: Texts | None = None,
         negatives: Negatives = "sample",
         share: float | None = None,
     ) -> None:

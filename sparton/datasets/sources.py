@@ -17,11 +17,12 @@ from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
 from sparton.datasets.judgments import read_judgments
 from sparton.datasets.lookup import Negatives, Records
-from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
+from sparton.datasets.preparation import OnError, Placed, Reading, Tally, read_records
 from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import LAYOUT_VERSION, fingerprint
+from sparton.datasets.tables import Columns
 from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
-from sparton.datasets.texts import TextTable, text_table
+from sparton.datasets.texts import Texts, text_table
 
 
 class SourceOptions(TypedDict, total=False):
@@ -234,7 +235,7 @@ def _records(
     reading: Reading,
     negatives: Negatives,
     teachers: Teachers,
-    texts: tuple[TextTable, TextTable] | None = None,
+    texts: Texts | None = None,
     cache_dir: str | None = None,
 ) -> Records:
     """Examples written out as texts, or as ids of these ``texts``."""

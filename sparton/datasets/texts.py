@@ -123,6 +123,9 @@ class TextTable:
         return flags[rows] & (rows >= 0)
 
 
+Texts = tuple[TextTable, TextTable]  # of queries and of documents
+
+
 def text_table(
     name: str, files: Sequence[DataFile], reading: Reading, cache_dir: str | None = None
 ) -> TextTable:
