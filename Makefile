@@ -61,8 +61,8 @@ format: $(READY)  ## Rewrite the code in the project's style
 environment: $(READY)  ## The virtual environment in .venv, with pinned versions
 
 $(READY): requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
-		{ echo "sparton needs Python 3.11 or 3.12, $(PYTHON) is another: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+		{ echo "sparton needs Python 3.11 to 3.14, $(PYTHON) is another: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -r requirements.txt

@@ -56,6 +56,8 @@ class Launch:
         """
         self.kernel, self.grid, self.integers = kernel, grid, integers
         self._programs = (*grid, 1, 1)[:3]
+        # What Triton does unasked today: 3.9 warns that a later one will not.
+        constants = {"enable_fp_fusion": True, **constants}
         self.constants = constants
         kinds = [1 if i == 1 else 2 + (i % 16 == 0) + 2 * (-(2**31) <= i < 2**31) for i in integers]
         self._codes = _compiled[id(kernel), *constants, *constants.values(), *kinds]
@@ -210,8 +212,8 @@ def runs_as_known(kernel: Any, compiled: Any) -> bool:
     """Whether the code of a kernel can be run without Triton's binding of arguments.
 
     The names that this takes are no public interface. ``run`` gets RUN before the arguments of the
-    kernel; Triton 3.7 names all of that, 3.6 the first five. With any other Triton, every launch is
-    Triton's own.
+    kernel; Triton 3.7 to 3.9 name all of that, 3.6 the first five. With any other Triton, every
+    launch is Triton's own.
     """
     private = (kernel, "constexprs"), (compiled, "function"), (compiled, "packed_metadata")
     try:

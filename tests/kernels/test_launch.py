@@ -73,7 +73,8 @@ def test_the_second_launch_skips_triton(kernel):
     x = torch.zeros(8)
     for size in (32, 48):
         Launch(kernel, (5, 2), size, BLOCK=16, MODE="a", num_warps=4)(x)
-    assert kernel.bound == [((5, 2), (x, 32), {"BLOCK": 16, "MODE": "a", "num_warps": 4})]
+    constants = {"BLOCK": 16, "MODE": "a", "num_warps": 4, "enable_fp_fusion": True}
+    assert kernel.bound == [((5, 2), (x, 32), constants)]
     (run,) = kernel.compiled[0].runs
     hooks = (None, None, None)
     assert run == (5, 2, 1, 77, "function", "metadata", *hooks, x.data_ptr(), 48, None, None)
@@ -95,7 +96,7 @@ def test_an_unknown_triton_launches_by_itself(kernel, monkeypatch, run):
     x, y = torch.zeros(8), torch.zeros(8)
     for operand, size in ((x, 32), (y, 48), (x, 64)):
         Launch(kernel, (5, 2), size, BLOCK=16, MODE="a")(operand)
-    constants = {"BLOCK": 16, "MODE": "a"}
+    constants = {"BLOCK": 16, "MODE": "a", "enable_fp_fusion": True}
     launches = [((5, 2), (x, 32)), ((5, 2), (y, 48)), ((5, 2), (x, 64))]
     assert kernel.bound == [(*launch, constants) for launch in launches]
 

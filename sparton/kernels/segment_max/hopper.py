@@ -39,6 +39,9 @@ from sparton.kernels.segment_max.reduction import (
     sums_of_rows,
 )
 
+# Triton 3.6 and 3.7 know it by its first name alone, 3.9 by the second alone.
+_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
 SHARED_MEMORY = 224 * 1024
 MOST_STAGES = 8
@@ -126,10 +129,10 @@ def _produce(
         mbarrier.expect(bar, hidden.block_type.nbytes, pred=not copied)
         weight_bytes: gl.constexpr = WARPGROUPS * weight.block_type.nbytes
         mbarrier.expect(bar, hidden.block_type.nbytes + weight_bytes, pred=copied)
-        tma.async_copy_global_to_shared(hidden, [t, d], bar, h_ring.index(stage))
+        _load(hidden, [t, d], bar, h_ring.index(stage))
         for part in gl.static_range(WARPGROUPS):
             w = w_ring.index(part * DEPTH + rows)
-            tma.async_copy_global_to_shared(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
+            _load(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
 
 
 @gluon.jit
