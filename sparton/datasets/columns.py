@@ -221,8 +221,9 @@ def is_header(
 ) -> bool:
     """Whether the first line of a file names its columns.
 
-    It does if all its fields are known names. Unknown ones are names if they are short words while
-    most of the next lines have something longer; where those look alike, nobody can tell.
+    It does if all its fields are known names, some of which may be empty, as spreadsheets leave
+    those of columns without content. Unknown ones are names if they differ and are short words
+    while most of the next lines have something longer; where those look alike, nobody can tell.
 
     Args:
         fields: of the first line.
@@ -230,13 +231,12 @@ def is_header(
         schema: the columns that are known.
         assumed: the answer where nobody can tell.
     """
-    plain = [_plain(field) for field in fields]
-    if len(set(plain)) < len(plain) or not all(map(_like_a_name, fields)):
+    if not all(map(_like_a_name, fields)):
         return False
-    known = [_is_known(field, schema) for field in fields]
-    if all(known):
+    if all(_is_known(field, schema) for field in fields):
         return True
-    if schema.ids:
+    plain = [_plain(field) for field in fields if field.strip()]
+    if schema.ids or len(set(plain)) < len(plain):
         return False
     longer = [not all(map(_like_a_name, line)) for line in following]
     return sum(longer) > len(longer) / 2 or assumed
@@ -269,9 +269,10 @@ def _kind(value: Any) -> str:
 
 
 def _like_a_name(field: str) -> bool:
-    if not field.strip():
+    field = field.strip()
+    if not field:
         return True
-    short = len(field.split()) <= _MOST_WORDS and field.strip() == field
+    short = len(field.split()) <= _MOST_WORDS
     return short and _NAME.fullmatch(field) is not None and field[-1] not in ".:"
 
 

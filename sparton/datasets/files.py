@@ -1,5 +1,6 @@
 """Data files on disk or on the Hugging Face hub, read line by line with every fault located."""
 
+import codecs
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def locate(
 
 def _find(folder: Path, name: str) -> list[DataFile]:
     path = folder / name
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
+    for candidate in (path, Path(f"{path}.gz")):
         if candidate.is_file():
             return [DataFile(str(candidate), candidate)]
     if path.is_dir():
@@ -257,7 +258,9 @@ def decode_text(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
+        marked = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        likely = "utf-16" if marked else "latin1"
         raise RecordError(
             f"not UTF-8 text: byte 0x{line[error.start]:02x} at column {error.start + 1} "
-            "(if the file is Latin-1, convert it: iconv -f latin1 -t utf-8)"
+            f"(if the file is {likely}, convert it: iconv -f {likely} -t utf-8)"
         ) from error

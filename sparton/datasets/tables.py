@@ -157,17 +157,18 @@ def _delimited(
     rows = [_shown(fields_of, raw) for _, raw in sample]
     given = dict(columns) if isinstance(columns, Mapping) else {}
     names = list(columns) if columns and not given else None
-    if rows and given and not any(field in given for field in rows[0]):
+    first = [field.strip() for field in rows[0]] if rows else []
+    if rows and given and not any(field in given for field in first):
         raise ValueError(
             f"{file.place(sample[0][0])}: none of {list(given)}, which columns renames, is in the "
-            f"header {rows[0]}; without a header: columns=[query,positive,...], a list of all"
+            f"header {first}; without a header: columns=[query,positive,...], a list of all"
         )
     if rows and names is None:
         csv_has_one = form == "csv"
-        if given or is_header(rows[0], rows[1:], schema, assumed=csv_has_one):
-            names = rows[0]
+        if given or is_header(first, rows[1:], schema, assumed=csv_has_one):
+            names = first
     notice = ""
-    if rows and rows[0] == names:
+    if rows and first == names:
         next(records)
         rows = rows[1:]
     elif rows:
@@ -177,7 +178,8 @@ def _delimited(
         return Table(records, fields_of, _in_order(schema, rows), notice)
     check_renames(file.name, given, names, schema)
     names = [given.get(name, name) for name in names]
-    if len(set(names)) < len(names):
+    called = [name for name in names if name]
+    if len(set(called)) < len(called):
         raise ValueError(f"{file.name}: a column of {names} occurs twice: give each a name")
     return _named(records, fields_of, rows, names, schema)._replace(notice=notice)
 
@@ -235,7 +237,10 @@ def _tabbed(line: bytes) -> list[str]:
 def _checked(fields: list[str] | csv.Error) -> list[str]:
     """The fields of a line of CSV that could be read."""
     if isinstance(fields, csv.Error):
-        raise RecordError(f"not CSV: {fields} (a quote within quotes is written twice)")
+        told = "a quote within quotes is written twice"
+        if "new-line" in str(fields):
+            told = "lines end in a line feed, and texts with a carriage return stand in quotes"
+        raise RecordError(f"not CSV: {fields} ({told})")
     if not "".join(fields).isascii():
         decode_text("\n".join(fields).encode(errors="surrogateescape"))
     return fields
@@ -248,7 +253,10 @@ def _csv(file: DataFile, advance: Advance) -> Iterator[tuple[int, list[str] | cs
         line.decode(errors="surrogateescape") + "\n" for _, line in read_all_lines(file, advance)
     )
     first = next(lines, "")
-    reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+    delimiter, spaced = _dialect(first)
+    reader = csv.reader(
+        chain([first], lines), delimiter=delimiter, skipinitialspace=spaced, strict=True
+    )
     while True:
         number = reader.line_num + 1
         try:
@@ -263,16 +271,17 @@ def _csv(file: DataFile, advance: Advance) -> Iterator[tuple[int, list[str] | cs
             yield number, fields
 
 
-def _delimiter(line: str) -> str:
+def _dialect(line: str) -> tuple[str, bool]:
     """The first of the delimiters that parts a line, as spreadsheets of other countries write
-    semicolons."""
+    semicolons, and whether a space follows each, which then belongs to it and not to a text."""
     for delimiter in _DELIMITERS:
         try:
-            if len(next(csv.reader([line], delimiter=delimiter))) > 1:
-                return delimiter
+            others = next(csv.reader([line], delimiter=delimiter))[1:]
         except csv.Error:
             continue
-    return _DELIMITERS[0]
+        if others:
+            return delimiter, all(field.startswith(" ") for field in others)
+    return _DELIMITERS[0], False
 
 
 def _begins_array(sample: Sequence[tuple[int, bytes]]) -> bool:

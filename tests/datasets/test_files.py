@@ -129,6 +129,8 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
         locate("d.tsv", root=root)
     with pytest.raises(FileNotFoundError, match=r"in is a folder: name its files, as .*/in/\*"):
         locate("in", root=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"\. is a folder: name its files, as \*\.jsonl"):
+        locate(".")
     with pytest.raises(FileNotFoundError, match="Without a root it comes from x/y"):
         locate("d.tsv", root=str(tmp_path), hub="x/y")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist: give the root"):

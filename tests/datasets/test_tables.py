@@ -44,6 +44,37 @@ def test_csv_with_any_header(tmp_path: Path, header: list[str], delimiter: str) 
     assert all_examples(text_records("mine.csv.gz", root=str(tmp_path))) == EXAMPLES
 
 
+def test_csv_that_people_and_spreadsheets_write(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('question , passage\nhow is rice cooked, "In water, or milk."\n')
+    assert all_examples(text_records(str(path))) == [
+        Example("how is rice cooked", "In water, or milk.")
+    ]
+    path.write_text("question,passage,,\nrice,food,,\n")  # columns without content
+    assert all_examples(text_records(str(path))) == [Example("rice", "food")]
+    path.write_text("rice, food\nsky, weather\n")  # nobody can tell, as without the spaces
+    told = text_records(str(path), columns=["query", "positive"])
+    assert all_examples(told) == [Example("rice", "food"), Example("sky", "weather")]
+    path.write_text("question,passage,passage\nrice,food,grain\n")
+    with pytest.raises(ValueError, match=r"'passage', 'passage'\] occurs twice: give each a name"):
+        text_records(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("question,passage\nq,naïve\n".encode("utf-16"), "line 1: .*utf-16, .* iconv -f utf-16 "),
+        ("question,passage\nq,naïve\n".encode("latin1"), "line 2: .*latin1, .* iconv -f latin1 "),
+        (b"question,passage\rq,p\r", "line 1: .*lines end in a line feed"),
+    ],
+)
+def test_files_of_other_systems_are_named(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=told):
+        text_records(str(path))
+
+
 def test_csv_without_a_header_where_that_is_evident_or_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
