@@ -119,6 +119,20 @@ def test_settings_are_refused_before_any_task_is_read(
     assert not list(Path().iterdir())
 
 
+def test_a_split_that_the_files_lack_is_refused(models, monkeypatch):
+    write_beir(Path("toy"))
+    toy = ["evaluation=beir_folder", "evaluation.path=toy"]
+    said = refusal(monkeypatch, models["bm25"], *toy, "split=dev")
+    assert "split=dev has no judgments in this evaluation: try split=test" in said
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_nothing_is_written_into_is_refused(models, monkeypatch):
+    said = refusal(monkeypatch, models["bm25"], "evaluation=quickstart", "hydra.run.dir=there")
+    assert "writes to output=FOLDER and ignores hydra.run.dir=there: leave that out" in said
+    assert not list(Path().iterdir())
+
+
 def test_results_of_other_settings_are_not_lost(models, monkeypatch):
     write_beir(Path("toy"))
     found = evaluated(monkeypatch, "model=bm25", "bm25.k1=1")

@@ -18,9 +18,15 @@ from sparton.cli.checks import check
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
-from sparton.cli.evaluation_checks import check_evaluation, refuse_missing_values
+from sparton.cli.evaluation_checks import (
+    check_evaluation,
+    refuse_ignored,
+    refuse_missing_values,
+)
 from sparton.cli.folders import existing
 from sparton.cli.starting_models import check_lengths, check_places, find_models
+
+_FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
 
 
 def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
@@ -71,6 +77,7 @@ def evaluate(request: Request, program: Sequence[str]) -> None:
     Raises:
         EXPECTED_ERRORS: what a user can mend.
     """
+    _refuse_folders(request)
     with composer(request, "evaluate") as opened:
         variants = opened.variants()
         for cfg in variants:
@@ -96,6 +103,7 @@ def encode(request: Request, program: Sequence[str]) -> None:
     Raises:
         EXPECTED_ERRORS: what a user can mend.
     """
+    _refuse_folders(request)
     with composer(request, "encode") as opened:
         (cfg,) = opened.variants()
         if opened.sweeps(cfg):
@@ -107,6 +115,12 @@ def encode(request: Request, program: Sequence[str]) -> None:
         with settings_named(query_length="length", document_length="length"):
             task = _giving_errors(partial(run_encoding, command=command), ECHO)
             _unless_error(opened.run(task))
+
+
+def _refuse_folders(request: Request) -> None:
+    """Refuse folders that Hydra would make and nothing would write into."""
+    folders = [each for each in request.overrides if each.startswith(_FOLDERS)]
+    refuse_ignored("this command writes to output=FOLDER and", folders)
 
 
 def _giving_errors(work: Callable[[DictConfig], Any], echo: float = 0.0) -> TaskFunction:

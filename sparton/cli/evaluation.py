@@ -97,6 +97,11 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     _refuse_other_results(output, resolved)
     builders = task_builders(cfg, cfg.split)
+    if not builders:  # as a folder without such judgments gives
+        other = "test" if cfg.split == "dev" else "dev"
+        raise ValueError(
+            f"split={cfg.split} has no judgments in this evaluation: try split={other}"
+        )
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
     if len(builders) == 1:  # of several, no two are held in memory
