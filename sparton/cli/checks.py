@@ -22,6 +22,8 @@ from sparton.cli.targets import refuse_wrong_settings
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
+# What every training has.
+_OBJECTS = ("backbone", "head", "query_encoder", "loss", "data", "optimizer", "scheduler")
 _LONGEST_NAME = 255  # bytes of a file's name
 
 
@@ -36,6 +38,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
         ValueError: names the setting, its value, and what would be right.
     """
     _check_names(cfg)
+    _check_objects(cfg)
     _check_numbers(cfg)
     _check_precision(cfg)
     _check_lora(cfg)
@@ -63,6 +66,16 @@ def _check_names(cfg: DictConfig) -> None:
             )
     if LATEST in cfg.study.split("/"):
         raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
+
+
+def _check_objects(cfg: DictConfig) -> None:
+    """Groups that were taken away, and files of the user's own that name no class."""
+    for name in _OBJECTS:
+        if "_target_" not in cfg[name]:
+            raise ValueError(
+                f"{name} names no class in _target_, and a training needs one: choose a file of "
+                f"configs/{name}, or complete your own"
+            )
 
 
 def _check_numbers(cfg: DictConfig) -> None:

@@ -15,6 +15,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from sparton.cli.command_line import Request
 from sparton.cli.misspelt import explain_refusal, parse, refuse_additions
@@ -84,6 +85,10 @@ class Composer:
             cfg = compose(name, list(overrides), return_hydra_config=True)
         except ValueError as error:  # Hydra's own, where a group is null
             raise ConfigCompositionException(str(error)) from error
+        except MarkedYAMLError as error:  # in a file of the user's own
+            mark = error.problem_mark
+            place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+            raise ValueError(f"{place}not YAML: {error.problem}") from error
         if OmegaConf.get_type(cfg) is not self.schema:
             raise ValueError(
                 f"{name}.yaml is no configuration of this command: its defaults do not begin with "

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import MissingMandatoryValue
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.cli.overrides import written
@@ -155,6 +155,8 @@ def explain(error: Exception) -> str:
             return f"{path}: permission denied; change who may use it, or name another place"
         case OSError(errno=errno.EEXIST | errno.ENOTDIR, filename=str(path)):
             return f"{path}: a file lies where a folder is needed; name another place"
+        case InterpolationResolutionError(full_key=str(key)) if key:
+            return f"{key}: {str(error).splitlines()[0]}"
         case HydraException() | OmegaConfBaseException():
             return str(error).splitlines()[0]  # the rest is about types
     remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")

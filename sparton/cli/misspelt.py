@@ -1,6 +1,7 @@
 """What is wrong with overrides that Hydra cannot compose, or that nothing would read."""
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparton.cli.kinds import in_words
 from sparton.cli.nearest import did_you_mean, nearest
+from sparton.cli.overrides import written
 from sparton.cli.targets import parameters, refusal
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -93,9 +95,14 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[
         except HydraException as error:
             if "=~" in each:
                 raise ValueError(f"{each}: ~ is not read here; write $HOME in its place") from error
+            key, _, value = each.partition("=")
+            if value and not re.search(r"""[\[\]{}()'"$]""", value):
+                told = f'as text it is "{key}={written(value)}"'
+            else:
+                told = "a shell must leave spaces, quotes and braces alone, as within '...'"
+                told += "" if each.isascii() else """, and text like this has quotes: 'x=["é"]'"""
             raise ValueError(
-                f"{each}: no setting can be read from this ({str(error).splitlines()[0]}); a shell "
-                "must leave spaces, quotes and braces alone, as within '...'"
+                f"{each}: no setting can be read from this ({str(error).splitlines()[0]}); {told}"
             ) from error
     return parsed
 

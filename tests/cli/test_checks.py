@@ -18,6 +18,8 @@ from tests.composing import composed
     [
         (["name=../mine"], 1, "name=../mine: a folder is called so"),
         (["study=latest"], 1, "study=latest: runs/latest is the run that began last"),
+        (["~scheduler"], 1, "scheduler names no class in _target_, .* a file of configs/scheduler"),
+        (["~head"], 1, "head names no class"),
         (["batch=0"], 1, "batch=0: must be at least 1"),
         (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, auto, or null"),
         (["micro_batch=x"], 1, "micro_batch=x: must be a whole number from 1 on, auto, or null"),

@@ -3,6 +3,8 @@
 import os
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from sparton.cli.errors import explain
 
@@ -30,3 +32,11 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
 
 def test_sentences_of_our_own_stay_as_they_are():
     assert explain(FileExistsError("output=x exists: name another")).startswith("output=x exists")
+
+
+def test_the_setting_of_a_variable_that_is_not_set_is_named():
+    cfg = OmegaConf.create({"data": {"root": "${oc.env:NOWHERE_SET}"}})
+    with pytest.raises(InterpolationResolutionError) as caught:
+        OmegaConf.to_container(cfg, resolve=True)
+    said = explain(caught.value)
+    assert said.startswith("data.root: ") and "'NOWHERE_SET' not found" in said

@@ -38,6 +38,8 @@ TRAIN = [
     ("+batch=3", "batch has a value already; another is batch=3"),
     ("tiny", "tiny: a setting has a value, as in batch=64"),
     ("data.files={mine:", "no setting can be read from this"),
+    ("data.files=données.csv", """; as text it is "data.files='données.csv'\""""),
+    ("data.files=[é.csv]", """ as within '...', and text like this has quotes: 'x=["é"]'"""),
     ("data.files=~/a.csv", "data.files=~/a.csv: ~ is not read here; write $HOME in its place"),
     # of the wrong type
     ("batch=lots", "batch=lots: must be a whole number"),
@@ -124,6 +126,9 @@ def test_files_of_ones_own_are_checked_too():
     Path("configs/experiment").mkdir(parents=True)
     Path("configs/experiment/mine.yaml").write_text("# @package _global_\nbacth: 8\n")
     assert "In 'experiment/mine'" in refusal("train", "experiment=mine")
+    Path("configs/experiment/mine.yaml").write_text("batch: 8\nhead: [1\n")
+    said = refusal("train", "experiment=mine")
+    assert "configs/experiment/mine.yaml, line 3: not YAML: expected ',' or ']'" in said
     Path("configs/train.yaml").write_text("model: of something else\n")
     assert "train.yaml is no configuration of this command" in refusal("train", "head=eager")
 
