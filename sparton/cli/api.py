@@ -56,6 +56,12 @@ def train(*overrides: str, **settings: object) -> TrainedRun:
         DeviceMemoryError: the device has no more memory.
         RunError: with ``gpus`` above 1, one of the processes failed.
     """
+    for override in overrides:
+        if not isinstance(override, str):
+            raise ValueError(
+                f"{override!r} is no override: each is a text of its own, as in "
+                'train("experiment=quickstart", "optimizer.lr=1e-4"), or *LIST'
+            )
     words = [*overrides, *(f"{name}={written(value)}" for name, value in settings.items())]
     request = read_request(words, "train")
     if request.shows or request.sweep:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Real
 from pathlib import PurePath
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -83,7 +84,7 @@ def written(value: object) -> str:
             return "null"
         case bool():
             return str(value).lower()
-        case int() | float():
+        case Real():  # those of NumPy, too
             return str(value)
         case PurePath():
             return written(str(value))

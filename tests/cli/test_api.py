@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -41,6 +42,17 @@ def test_a_value_that_no_override_can_hold_is_refused():
     with pytest.raises(ValueError, match="is no value of a setting"):
         written(object())
     assert written(Path("a b")) == "'a b'"
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert written(np.int64(64)) == "64"
+    assert written([np.float32(0.5), np.float64(1e-5)]) == "[0.5,1e-05]"
+
+
+@pytest.mark.parametrize("words", [["head=eager"], {"head": "eager"}, 3])
+def test_what_is_no_override_is_refused(words):
+    with pytest.raises(ValueError, match="is no override: each is a text of its own"):
+        sparton.train(words)
 
 
 @pytest.mark.slow
