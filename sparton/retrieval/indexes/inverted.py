@@ -3,7 +3,8 @@
 N documents, Q queries, V terms, P stored weights, K results per query.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,11 @@ class InvertedIndex:
         """What it takes to make the index again, on the host, by name."""
         return self._postings.to("cpu").arrays()
 
+    def __reduce__(self) -> tuple[Callable[..., "InvertedIndex"], tuple[object, ...]]:
+        """For pickle, which gives back no ``uint16`` of PyTorch's, but those of NumPy."""
+        arrays = {name: each.numpy() for name, each in self.arrays().items()}
+        return _from_numpy, (arrays, self._postings.weights.device)
+
     def _hold(self, postings: Postings, device: torch.device | str) -> None:
         self._postings = postings.to(device)
         self.num_documents, self.width = postings.num_documents, postings.width
@@ -99,6 +105,11 @@ class InvertedIndex:
         k = min(k, self.num_documents)
         scores, rows = search_postings(self._postings, asked, k, torch.from_numpy(left_out))
         return Found(scores.numpy(), rows.numpy())
+
+
+def _from_numpy(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> InvertedIndex:
+    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    return InvertedIndex.from_arrays(tensors, device)
 
 
 def inverted_index(documents: Documents, device: torch.device | str) -> InvertedIndex:

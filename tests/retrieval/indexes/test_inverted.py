@@ -1,5 +1,8 @@
 """The inverted index against a dense matrix product. N documents, Q queries, V terms."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -105,6 +108,18 @@ def test_index_without_documents_and_search_without_queries():
     scores, rows = InvertedIndex(nothing.sparse).search(something, 3)
     assert rows.shape == scores.shape == (2, 0)
     assert InvertedIndex(something.sparse).search(nothing, 3).rows.shape == (0, 2)
+
+
+@pytest.mark.parametrize("again", [lambda index: pickle.loads(pickle.dumps(index)), copy.deepcopy])
+def test_a_copy_finds_the_same(again):
+    queries, documents = small_integers(5, 40, seed=1), small_integers(300, 40, seed=2)
+    index = InvertedIndex(store_sparse(documents), block=64)
+    copied = again(index)
+    found = copied.search(texts_of(queries), 7)
+    scores, rows = dense_search(queries.numpy(), documents.numpy(), 7)
+    np.testing.assert_array_equal(found.rows, rows)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert copied.nbytes == index.nbytes
 
 
 def test_search_leaves_its_input_as_it_was():
