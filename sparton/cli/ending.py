@@ -11,7 +11,6 @@ from sparton.sweeps.cells import CELL_FILE
 from sparton.training.picture import draw_run
 from sparton.types import Kind
 
-_WIDE = 120  # columns where no terminal has a width
 log = logging.getLogger(__name__)
 
 
@@ -26,8 +25,6 @@ def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())  # what can be typed here
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
 
     def say(line: str, hint: str = "") -> None:
         console.print(f"{escape(line)}[dim]{hint}[/]", highlight=False, soft_wrap=True)

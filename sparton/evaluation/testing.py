@@ -10,7 +10,7 @@ from sparton.datasets.collection import read_before
 from sparton.evaluation.results import TaskResult, results_table, write_results, write_task_run
 from sparton.types import RetrievalTask
 
-_WIDE = 120  # columns of a table where no terminal has a width
+_WIDE = 120  # columns at least: narrower terminals wrap lines, and no figure is cut off
 
 
 def run_tests(
@@ -38,8 +38,6 @@ def run_tests(
             write_results(results, folder, description)
     if quiet:
         return results
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
+    console = Console(width=max(Console().width, _WIDE))
     console.print(results_table(results, title=title))
     return results

@@ -25,7 +25,7 @@ from sparton.writing import replacing
 
 Record = dict[str, Any]
 _UNFINISHED = (FAILED, KILLED, RUNNING)
-_WIDE = 140  # columns of a table where no terminal has a width
+_WIDE = 140  # columns at least: narrower terminals wrap lines, and no figure is cut off
 
 
 class Published(NamedTuple):
@@ -62,9 +62,7 @@ def write_report(
     picture = f"![throughput, memory and NDCG@10 over batch]({figure.name})\n" if figure else ""
     text = f"# Sweep\n\n`{folder}`\n\n{in_markdown(with_folders(table), notes)}\n{picture}"
     (folder / "sweep.md").write_text(text)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
+    console = Console(width=max(Console().width, _WIDE))
     console.print(rich_table(table))
     for line in (*notes, f"report: {folder / 'sweep.md'}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

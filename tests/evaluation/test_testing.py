@@ -15,3 +15,12 @@ def test_tasks_that_were_checked_before_are_not_reported_again(tmp_path, caplog)
     assert "toy/test: 6 documents, 3 judged queries" in said
     [result] = run_tests(evaluate_bm25, {"own": build}, tmp_path, {}, title="toy")
     assert result.name == "own" and caplog.messages == said
+
+
+def test_no_figure_is_cut_off_in_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    build = partial(beir_folder, str(write_beir(tmp_path / "toy")))
+    [result] = run_tests(evaluate_bm25, {"own": build}, tmp_path, {}, title="toy")
+    shown = capsys.readouterr().out
+    assert "…" not in shown and shown.count(f"{result.metrics['ndcg@10']:.4f}") >= 2

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sparton.evaluation.comparison import TaskComparison
 
-_WIDE = 140  # columns of a table where no terminal has a width
+_WIDE = 140  # columns at least: narrower terminals wrap lines, and no figure is cut off
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -53,9 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, run in zip(names, options.runs, strict=True)
     }
     compared = compare_systems(systems, options.metric, options.task)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
+    console = Console(width=max(Console().width, _WIDE))
     for name, rows in compared.items():
         console.print(_table(f"{options.metric}: {name} against {names[0]}", rows))
         if options.queries:
