@@ -143,13 +143,22 @@ def beir_texts(
 
     Raises:
         FileNotFoundError: a file is missing; nothing has been read then.
-        ValueError: from :func:`read_texts`, when the generator gets there.
+        ValueError: from :func:`read_texts`, when the generator gets there; or a file of another
+            format, before anything is read.
     """
     files = [
-        DataFile(str(path), path) if or_files and path.is_file() else beir_file(path, name)
+        _json_lines(path) if or_files and path.is_file() else beir_file(path, name)
         for path in paths
     ]
     return (text for file in files for _, _, text in read_texts(file))
+
+
+def _json_lines(path: Path) -> DataFile:
+    if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".parquet")):
+        raise ValueError(
+            f"{path}: texts are read from JSON lines here: convert it, to _id and text"
+        )
+    return DataFile(str(path), path)
 
 
 def _by_id(entries: Iterable[Located]) -> dict[str, str]:
@@ -212,7 +221,8 @@ def build_task(
         if known != judgment.grade:
             raise ValueError(
                 f"{place(judgment.number)}: query {judgment.query_id!r} and document "
-                f"{judgment.document_id!r} were judged {known} before and {judgment.grade} here"
+                f"{judgment.document_id!r} were judged {known} before and {judgment.grade} here: "
+                "leave one of them out"
             )
     if not qrels:
         raise ValueError(f"{name}: no judgment is left for any query")

@@ -11,7 +11,7 @@ from zipfile import ZipFile, ZipInfo
 
 import pytest
 
-from sparton.datasets.collection import beir_folder
+from sparton.datasets.collection import beir_folder, beir_texts
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
 DOCUMENTS = [
@@ -215,3 +215,10 @@ def test_real_folders(
     assert len(task.documents.ids) == documents
     assert len(task.queries.ids) == queries
     assert sum(map(len, task.qrels.values())) == judgments
+
+
+@pytest.mark.parametrize("name", ["texts.csv", "texts.TSV.gz", "texts.parquet"])
+def test_files_of_another_format_are_refused_before_they_are_read(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{name}: texts are read from JSON lines here: convert"):
+        beir_texts([tmp_path / name], or_files=True)
