@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import sparton.ops
 
@@ -30,3 +31,20 @@ def test_the_loss_of_the_guide_is_what_it_says():
     loss = names["HardestNegative"](margin=1.0)
     # The hardest others are 2.5 beside 3, and 4 beside 2.
     assert loss(scores, torch.tensor([0, 2]), None).item() == pytest.approx((0.5 + 3.0) / 2)
+
+
+def test_the_logger_of_the_guide_goes_on_where_it_was(tmp_path):
+    page = (DOCS / "guides/own_classes.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(# my_loggers\.py\n.*?)```", page, re.DOTALL)
+    settings = re.search(r"```yaml\n# configs/logger/losses\.yaml\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(code[1], names)
+    given = OmegaConf.create(settings[1])["losses"]
+    assert given["_partial_"] and given._get_node("path")._value().endswith("/losses.txt")
+    for start in (0, 1):
+        logger = names["Losses"](path=str(tmp_path / "losses.txt"), start_step=start)
+        logger.describe({})
+        logger.log({"loss": 0.5 - start, "lr": 1.0}, start + 1)
+        logger.conclude({}, start + 1)
+        logger.close()
+    assert (tmp_path / "losses.txt").read_text() == "1 0.5\n2 -0.5\n"

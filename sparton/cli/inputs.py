@@ -39,14 +39,21 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
     the others read it. What this device lacks is said before anything is read.
 
     Raises:
-        ValueError: a precision that the device does not have, or what data and tasks raise.
+        ValueError: a precision that the device does not have, a logger that is made already, or
+            what data and tasks raise.
     """
     refuse_wrong_settings(cfg, ("logger", "data", "evaluation"))
     if cfg.precision in OF_SOME_DEVICES:
         from sparton.training.precision import Precision
 
         Precision(cfg.precision, world.device)
-    loggers = list(instantiate(cfg.logger).values()) if world.is_main else []
+    loggers = instantiate(cfg.logger) if world.is_main else {}
+    for name, each in loggers.items():
+        if not callable(each):
+            raise ValueError(
+                f"logger.{name} makes a {type(each).__name__} already: it is made with start_step, "
+                "for which its settings have _partial_: true"
+            )
     data, dev = hold_out_dev(cfg, instantiate(cfg.data))
     say_how_often(data, total_steps(cfg), cfg.batch)
     tests = task_builders(cfg, "test")
@@ -57,4 +64,4 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
     world.barrier()
     if not world.is_main:
         dev_tasks = [build() for build in dev.values()]
-    return Inputs(loggers, data, dev_tasks, tests)
+    return Inputs(list(loggers.values()), data, dev_tasks, tests)

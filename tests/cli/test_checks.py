@@ -145,3 +145,12 @@ def test_a_precision_that_the_device_lacks_is_refused_before_data_are_read(preci
     missing.precision = precision
     with pytest.raises(ValueError, match=f"precision={precision} needs a CUDA GPU"):
         read_inputs(missing, of_a_cpu)
+
+
+def test_a_logger_that_takes_no_step_to_start_from_is_refused():
+    cfg = composed()
+    cfg.logger = {"mine": {"_target_": "collections.Counter"}}
+    with pytest.raises(
+        ValueError, match=r"logger\.mine makes a Counter already: .*_partial_: true"
+    ):
+        read_inputs(cfg, World(0, 1, torch.device("cpu")))
