@@ -29,6 +29,8 @@ def check_place(name: str | Path) -> None:
         FileNotFoundError: names what would be right.
     """
     place = Path(name)
+    if place.is_file():
+        raise FileNotFoundError(f"{name} is a file: name the folder of its model, {place.parent}")
     if not holds_model(place):
         if (place / "model").is_dir():
             raise FileNotFoundError(
