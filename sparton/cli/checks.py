@@ -93,10 +93,14 @@ def _check_numbers(cfg: DictConfig) -> None:
             value = None if value == FITTING else value
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value}: must be a whole number from 1 on, {words}")
-    for name in ("evaluation.holdout.most", "evaluation.holdout.documents"):
-        value = OmegaConf.select(cfg, name, default=1)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value}: must be a whole number from 1 on")
+    held_out = cfg.evaluation.get("holdout") or {}
+    for name, least in (("most", 1), ("documents", 1), ("seed", 0)):
+        value = held_out.get(name, least)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(
+                f"evaluation.holdout.{name}={written(value)}: must be a whole number from {least} "
+                "on"
+            )
     for name in ("weight_decay", "optimizer.lr", "evaluation.holdout.share"):
         value = OmegaConf.select(cfg, name, default=0.0)
         if not isinstance(value, int | float):

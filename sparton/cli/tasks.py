@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from sparton.arguments import ArgumentError
 from sparton.cli.evaluation_checks import refuse_missing
 from sparton.datasets.holdout import held_out_task, hold_out
 from sparton.datasets.mixture import Mixture
@@ -55,7 +56,10 @@ def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]
         return data, dev
     options = dict(settings)
     documents = options.pop("documents")
-    held = hold_out(data, **options)
+    try:
+        held = hold_out(data, **options)
+    except ArgumentError as error:
+        raise error.renamed(**{name: f"evaluation.holdout.{name}" for name in options}) from error
     return held.rest, {"holdout": partial(held_out_task, held, documents=documents)}
 
 

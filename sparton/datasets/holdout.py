@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.lookup import Records, Rest, Source
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.permutation import derive_key
@@ -51,9 +52,12 @@ def hold_out(data: Mixture, *, share: float = 0.02, most: int = 1000, seed: int 
         ValueError: a share or number out of range, or nothing would be left to train on.
     """
     if not 0 < share <= 0.5:
-        raise ValueError(f"share={share} of examples to hold out: must be above 0 and at most 0.5")
+        raise ArgumentError(
+            "{share} of the examples is to be held out: must be above 0 and at most 0.5",
+            share=share,
+        )
     if most < 1:
-        raise ValueError(f"most={most} examples to hold out: must be at least 1")
+        raise ArgumentError("{most} examples are to be held out: must be at least 1", most=most)
     hashes = {
         name: np.concatenate([_hash(queries, seed) for queries in _queries(source)])
         for name, source in data.sources.items()

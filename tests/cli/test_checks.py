@@ -24,6 +24,21 @@ from tests.composing import composed
         (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, auto, or null"),
         (["micro_batch=x"], 1, "micro_batch=x: must be a whole number from 1 on, auto, or null"),
         (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
+        (
+            ["evaluation=holdout", "evaluation.holdout.seed=null"],
+            1,
+            "evaluation.holdout.seed=null: must be a whole number from 0 on",
+        ),
+        (
+            ["evaluation=holdout", "evaluation.holdout.seed=1.5"],
+            1,
+            "evaluation.holdout.seed=1.5: must be a whole number",
+        ),
+        (
+            ["evaluation=holdout", "evaluation.holdout.most=0"],
+            1,
+            "evaluation.holdout.most=0: must be a whole number from 1 on",
+        ),
         (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
         (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
         (["precision=fp4"], 1, "precision=fp4: choose from fp32, bf16"),

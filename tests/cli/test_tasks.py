@@ -115,3 +115,10 @@ def test_all_ranks_have_the_digest_of_the_tasks_that_one_of_them_reads(folders):
         task._replace(form=TextForm(query_length=3)),
     ]
     assert len({str(on_both([each])) for each in [task, *others]}) == 1 + len(others)
+
+
+def test_a_share_out_of_range_is_named_as_the_setting():
+    cfg = composed("evaluation=holdout", "evaluation.holdout.share=0.7")
+    with pytest.raises(ValueError) as caught:
+        hold_out_dev(cfg, SimpleNamespace())
+    assert explain(caught.value).startswith("evaluation.holdout.share=0.7 of the examples")

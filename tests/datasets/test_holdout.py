@@ -123,9 +123,9 @@ def test_one_query_is_held_out_of_few_with_a_warning(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0}, "share=0 of examples to hold out: must be above 0"),
+        ({"share": 0}, "share=0 of the examples is to be held out: must be above 0"),
         ({"share": 0.6}, "and at most 0.5"),
-        ({"most": 0}, "most=0 examples to hold out"),
+        ({"most": 0}, "most=0 examples are to be held out"),
     ],
 )
 def test_what_cannot_be_is_refused(mixture: Mixture, settings: dict, message: str) -> None:
