@@ -16,6 +16,9 @@ html_theme = "furo"
 html_title = f"sparton {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_css_files = ["wide.css"]
+html_static_path = ["static"]
+highlight_language = "sh"  # of blocks that name none: commands, most of them
 
 myst_heading_anchors = 4
 
