@@ -18,14 +18,14 @@ class Request(NamedTuple):
         overrides: as they were typed.
         sweep: whether every combination of the values that are listed shall run.
         config_dir: a folder of the user's own configurations.
-        shows: whether something is to be shown and nothing to run.
+        shows: the options, where one of them asks that something be shown, and nothing run.
     """
 
     config_name: str
     overrides: tuple[str, ...] = ()
     sweep: bool = False
     config_dir: Path | None = None
-    shows: bool = False
+    shows: argparse.Namespace | None = None
 
     def again(self) -> list[str]:
         """The words that make another process read the same configurations in the same way."""
@@ -46,17 +46,7 @@ def read_request(arguments: Sequence[str], config_name: str) -> Request:
     Raises:
         ValueError: an option that does not exist, or whose value is not right.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--run", "-r", action="store_true")
-    parser.add_argument("--config-name", "-cn", default=config_name)
-    parser.add_argument("--config-dir", "-cd", type=Path)
-    for flags in (("--help", "-h"), ("--hydra-help",), ("--shell-completion", "-sc")):
-        parser.add_argument(*flags, action="store_true", dest="shows")
-    parser.add_argument("--cfg", "-c", "--info", "-i", nargs="?", const="all", dest="shown")
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--package", "-p")
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = options_parser(config_name).parse_known_args(arguments)
     for word in rest:
         if word.startswith("-"):
             name = word.lstrip("-").partition("=")[0]
@@ -64,9 +54,33 @@ def read_request(arguments: Sequence[str], config_name: str) -> Request:
     folder = options.config_dir
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--config-dir={folder}: no such folder")
-    shows = options.shows or options.shown is not None
+    options.overrides = rest
+    asked = options.help, options.hydra_help, options.shell_completion, options.cfg, options.info
+    shows = options if any(asked) else None
     folder = folder and folder.resolve()
     return Request(options.config_name, tuple(rest), options.multirun, folder, shows)
+
+
+def options_parser(config_name: str) -> argparse.ArgumentParser:
+    """The options of Hydra's that commands have. (Hydra's own parser fails in Python 3.14.)"""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--multirun", "-m", action="store_true", help="run a sweep")
+    parser.add_argument("--run", "-r", action="store_true", help="run once, which is usual")
+    parser.add_argument("--config-name", "-cn", default=config_name, help="the file to begin with")
+    parser.add_argument("--config-dir", "-cd", type=Path, help="a folder of your own files")
+    parser.add_argument("--help", "-h", action="store_true", help="what the command does")
+    parser.add_argument("--hydra-help", action="store_true", help="this list")
+    parser.add_argument(
+        "--shell-completion", "-sc", action="store_true", help="install=SHELL or uninstall=SHELL"
+    )
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"), help="show the settings")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg, resolve references")
+    parser.add_argument("--package", "-p", help="with --cfg, show this part alone")
+    known = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    parser.add_argument(
+        "--info", "-i", nargs="?", const="all", choices=known, help="show what Hydra makes of it"
+    )
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,7 +8,6 @@ from textwrap import fill
 from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from sparton.cli.command_line import Request
+from sparton.cli.command_line import Request, options_parser
 from sparton.cli.misspelt import explain_refusal, parse, refuse_additions
 from sparton.cli.schema import SCHEMAS, register
 from sparton.cli.shipped import shipped
@@ -171,10 +170,11 @@ def config_folders(own: Path | None) -> list[Path]:
     return [*(folder for folder in folders if folder != packaged), packaged]
 
 
-def show(request: Request, command: str, arguments: Sequence[str]) -> None:
+def show(request: Request, command: str) -> None:
     """Answer ``--help``, ``--cfg``, ``--info`` and the other options that run nothing."""
-    parser = get_args_parser()
-    asked = parser.parse_args(list(arguments))
+    asked, parser = request.shows, options_parser(command)
+    assert asked is not None
+    parser.add_argument("overrides", nargs="*", help="setting=value, group=option")  # for its help
     with composer(request, command) as opened:
         engine, name, overrides = opened.engine, request.config_name, asked.overrides
         if asked.help:

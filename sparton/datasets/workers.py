@@ -38,6 +38,8 @@ class Batches:
         except RuntimeError as error:  # torch looks for the dead itself when it is interrupted
             if isinstance(error.__cause__, ChildProcessError):
                 raise error.__cause__ from None
+            if str(error).startswith("DataLoader worker "):  # amid the sending of a parcel
+                raise _death(str(error)) from error
             raise
         except (ConnectionError, EOFError) as error:  # in the middle of the sending of a parcel
             time.sleep(SIGNAL_SECONDS)  # the signal is on its way, and says more

@@ -43,6 +43,7 @@ def test_what_only_shows_something_is_told_apart(words):
         (["--batch", "64"], "no option --batch: settings have no dashes: batch="),
         (["--config-dir=nowhere"], "--config-dir=nowhere: no such folder"),
         (["--config-name"], "expected one argument"),
+        (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs'"),
     ],
 )
 def test_options_that_do_not_exist_are_refused(words, message):
@@ -84,11 +85,11 @@ def test_several_values_without_a_sweep_are_refused():
 
 def test_what_is_shown_is_composed_from_all_folders(capsys):
     write("configs/loss/mine.yaml", "margin: 24\n")
-    show(read_request(["--help"], "train"), "train", ["--help"])
+    show(read_request(["--help"], "train"), "train")
     said = capsys.readouterr().out
     assert (
         said.startswith("sparton train setting=value") and "kl_margin_mse, margin_mse, mine" in said
     )
     words = ["--cfg", "job", "loss=mine", "--package", "loss"]
-    show(read_request(words, "train"), "train", words)
+    show(read_request(words, "train"), "train")
     assert capsys.readouterr().out == "# @package loss\nmargin: 24\n"

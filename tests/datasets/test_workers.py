@@ -1,6 +1,7 @@
 """Worker processes that die, and programs that are interrupted."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,23 @@ def test_batches_come_in_order_and_again():
 def test_a_killed_worker_ends_the_program_with_what_happened():
     with pytest.raises(ChildProcessError, match=r"has died: .*out of memory.*--shm-size"):
         wait_for_a_death(iter(loader(FAULTY)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("DataLoader worker (pid(s) 7) exited unexpectedly", ChildProcessError),
+        ("Pin memory thread exited unexpectedly", RuntimeError),
+    ],
+)
+def test_what_torch_finds_out_amid_a_parcel_is_a_death_too(fault, kind):
+    def parcels():
+        raise RuntimeError(fault)
+        yield
+
+    with pytest.raises(kind, match=re.escape(fault)) as caught:
+        next(iter(Batches(parcels())))
+    assert type(caught.value) is kind
 
 
 def wait_for_a_death(batches) -> None:

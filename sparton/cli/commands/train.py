@@ -34,7 +34,7 @@ def run_hydra_command(name: str, arguments: Sequence[str], script: Path | None) 
     if request.shows:
         from sparton.cli.composing import show
 
-        show(request, name, arguments)
+        show(request, name)
         return
     from sparton.cli import entry
 
