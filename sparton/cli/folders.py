@@ -45,10 +45,13 @@ def mark_latest(folder: Path) -> None:
     runs = _RUNS.resolve()
     if runs not in folder.resolve().parents:
         return
-    staged = runs / f".{LATEST}.{os.getpid()}"
+    link, staged = runs / LATEST, runs / f".{LATEST}.{os.getpid()}"
+    if link.exists() and not link.is_symlink():
+        log.warning("%s does not lead to this run: it is no link, but somebody's own", link)
+        return
     try:
         staged.symlink_to(folder.resolve().relative_to(runs), target_is_directory=True)
-        staged.replace(runs / LATEST)
-    except OSError as error:  # a file system without links, or a folder of that name
-        log.warning("%s does not lead to this run: %s", runs / LATEST, error)
+        staged.replace(link)
+    except OSError as error:  # a file system without links
+        log.warning("%s does not lead to this run: %s", link, error)
         staged.unlink(missing_ok=True)

@@ -29,6 +29,10 @@ def check_place(name: str | Path) -> None:
         FileNotFoundError: names what would be right.
     """
     place = Path(name)
+    if not str(name):
+        raise FileNotFoundError(
+            "the name of the model is empty: give a folder, or a name on the hub"
+        )
     if place.is_file():
         raise FileNotFoundError(f"{name} is a file: name the folder of its model, {place.parent}")
     if not holds_model(place):

@@ -97,12 +97,13 @@ def test_the_innermost_folder_that_is_there(tmp_path):
     assert Path("x").exists()
 
 
-def test_no_link_where_a_folder_has_its_name(tmp_path, caplog):
-    Path("runs/latest").mkdir(parents=True)
-    (Path("runs/mine")).mkdir()
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_no_link_where_something_of_the_users_has_its_name(tmp_path, caplog, make):
+    Path("runs/mine").mkdir(parents=True)
+    make(Path("runs/latest"))
     mark_latest(tmp_path / "runs" / "mine")
     assert "does not lead to this run" in caplog.text
-    assert names_in("runs") == ["latest", "mine"]
+    assert names_in("runs") == ["latest", "mine"] and not Path("runs/latest").is_symlink()
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -15,3 +15,8 @@ def test_a_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     Path(name).write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=rf"^{name} is a file: name the folder of its mod"):
         check_place(name)
+
+
+def test_an_empty_name_is_said_to_be_empty() -> None:
+    with pytest.raises(FileNotFoundError, match=r"^the name of the model is empty: give a"):
+        check_place("")
