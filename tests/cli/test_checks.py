@@ -143,7 +143,7 @@ def test_fp8_trains_in_16_bit():
 
 def test_adapters_without_peft_are_refused(monkeypatch):
     adapters = composed("backbone.lora={rank: 4}")
-    monkeypatch.setattr("sparton.cli.checks.find_spec", lambda name: name != "peft" or None)
+    monkeypatch.setattr("sparton.cli.numeric_checks.find_spec", lambda name: name != "peft" or None)
     with pytest.raises(ModuleNotFoundError, match=r"backbone\.lora needs peft.*sparton\[lora\]"):
         check(adapters, world_size=1)
     check(composed(), world_size=1)
