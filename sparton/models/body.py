@@ -89,7 +89,9 @@ class EncoderBody(nn.Module):
             freeze(model, self.lora)
         if gradient_checkpointing:
             kept = {} if compile else {"context_fn": as_before}  # compiled graphs keep no weights
-            model.gradient_checkpointing_enable({"use_reentrant": False, **kept})
+            # What transformers calls it from 5.23 on, warning of the name that it had before.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False, **kept})
         if half_residual:
             replace_layer_norms(model)
         if compile:
