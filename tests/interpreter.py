@@ -1,6 +1,6 @@
 """Triton's interpreter, which takes most of the time of tests without a GPU, made quick.
 
-Of Triton 3.6 to 3.9; in 3.7 a call of ``tl.sum`` takes 0.7 ms. Results stay the same, bit for bit,
+Of Triton 3.7 to 3.9; in 3.7 a call of ``tl.sum`` takes 0.7 ms. Results stay the same, bit for bit,
 but for those of :func:`rounding`, for tests of what is rounded.
 """
 
