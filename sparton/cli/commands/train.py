@@ -30,6 +30,8 @@ def run_hydra_command(name: str, arguments: Sequence[str], script: Path | None) 
     """
     from sparton.cli.command_line import read_request
 
+    # What a full disk, or a reader who has left, does not take of a log hides no error.
+    logging.raiseExceptions = False
     request = read_request(arguments, name)
     if request.shows:
         from sparton.cli.composing import show
@@ -45,5 +47,4 @@ def run_hydra_command(name: str, arguments: Sequence[str], script: Path | None) 
 def main(arguments: Sequence[str], script: Path | None = None) -> None:
     """Train as the arguments say; ``script`` as :func:`run_hydra_command` has it."""
     set_environment()
-    logging.raiseExceptions = False  # a log that a full disk does not take hides no error
     run_hydra_command("train", arguments, script)
