@@ -81,7 +81,7 @@ def cases(place: Path) -> list[tuple[str, list[str], str]]:
     adapt = ["adapt", beir, "--backbone", model, "--steps", "1", "--output", f"{disk}/adapted"]
     evaluate = ["evaluate", f"model={model}", "evaluation=beir_folder", f"output={disk}/out"]
     evaluate += [f"evaluation.path={beir}"]
-    export = ["export", model, "--beir", beir, "--side", "documents"]
+    export = ["export", model, "--beir", beir, "--side", "document"]
     export += ["--output", f"{disk}/vectors.jsonl"]
     idf = ["idf", beir, "--tokenizer", model, "--output", f"{disk}/idf.json"]
     embed = ["embed", beir, "--model", f"{place}/dense", "--output", f"{disk}/embedded"]

@@ -1,7 +1,7 @@
 """Write the vectors of a collection, by any trained model, for search elsewhere.
 
-    sparton export MODEL --beir FOLDER --side documents --output documents.jsonl
-    sparton export MODEL --beir FOLDER --side queries --output queries.jsonl
+    sparton export MODEL --beir FOLDER --side document --output documents.jsonl
+    sparton export MODEL --beir FOLDER --side query --output queries.jsonl
 
 Sparse vectors become JSON lines of id and weights by term, token vectors a safetensors file and
 the ids beside it: see docs/guides/vectors.md. The output appears when it is complete; an
@@ -21,7 +21,7 @@ from sparton.cli.commands.flags import (
     given,
     reading_of,
 )
-from sparton.types import PLURAL, SIDES
+from sparton.types import PLURAL, SIDES, Side
 
 INTERRUPTED = "nothing was written, the same command starts again"
 OF_KIND = {"sparse": ["max_terms", "quantize", "contents"], "tokens": ["dtype"]}
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     from sparton.pipelines.vector_files import format_of
     from sparton.retrieval.encoding import KINDS
 
-    (side,) = (each for each in SIDES if PLURAL[each] == parsed.side)
+    side: Side = parsed.side
     with flags_named(path="--output"):
         target = format_of(parsed.output, parsed.kind)
         others = (name for kind, names in OF_KIND.items() if kind != target.kind for name in names)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
         transformers.utils.logging.disable_progress_bar()
         written = export_vectors(
             parsed.model,
-            partial(text_table, parsed.side, files, reading),
+            partial(text_table, PLURAL[side], files, reading),
             file,
             side,
             length=parsed.length,
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     each = f"{written.entries / written.texts:.1f} {UNITS[file.kind]}"
     none = f", {written.empty:,} of them without any" if written.empty else ""
-    print(f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}")
+    print(f"{written.texts:,} {PLURAL[side]} of {each}{none}, written to {parsed.output}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         help="names or patterns: JSON lines, JSON, TSV, CSV or Parquet of id and text",
     )
     add_reading(group)
-    group.add_argument(
-        "--side", choices=[*PLURAL.values()], required=True, help="encode the texts as"
-    )
+    group.add_argument("--side", choices=SIDES, required=True, help="encode each text as")
     group.add_argument("--length", type=int, help="tokens of a text; default: as trained")
     group = parser.add_argument_group("encoding")
     add_precision(group)

@@ -43,7 +43,7 @@ def export(*arguments: object) -> None:
 def test_flags_become_arguments(models, beir, tmp_path, capsys):
     output = tmp_path / "vectors.jsonl.gz"
     flags = ["--max-terms", 3, "--quantize", 50, "--contents", "--length", 16, "--device", "cpu"]
-    export(models["splade"], "--beir", beir, "--side", "queries", "--output", output, *flags)
+    export(models["splade"], "--beir", beir, "--side", "query", "--output", output, *flags)
     records = read_records(output)
     assert [record["contents"] for record in records] == DOCUMENTS
     assert [record["id"] for record in records] == [f"queries-{row}" for row in range(9)]
@@ -52,7 +52,7 @@ def test_flags_become_arguments(models, beir, tmp_path, capsys):
     assert f"9 queries of 3.0 weights, written to {output}" in capsys.readouterr().out
 
     tokens, corpus = tmp_path / "vectors.safetensors", beir / "corpus.jsonl"
-    arguments = ["--files", corpus, "--side", "documents", "--output", tokens]
+    arguments = ["--files", corpus, "--side", "document", "--output", tokens]
     export(models["colbert"], *arguments, "--dtype", "float32")
     assert tokens.with_suffix(".ids").read_text().splitlines()[3] == "corpus-3"
     written = tokens.read_bytes()
@@ -95,11 +95,11 @@ def test_what_cannot_work_is_refused_before_any_work(more, message, tmp_path, mo
     Path("folder.jsonl").mkdir()
     Path("model").mkdir()
     with pytest.raises(ValueError, match=message):
-        export("model", "--beir", beir, "--side", "documents", *more)
+        export("model", "--beir", beir, "--side", "document", *more)
 
 
 def test_models_texts_and_sides_that_are_not_there_are_refused(models, beir, tmp_path, capsys):
-    arguments = ["--side", "documents", "--output", tmp_path / "x.jsonl"]
+    arguments = ["--side", "document", "--output", tmp_path / "x.jsonl"]
     with pytest.raises(ValueError, match="bm25 has no vectors to export: name a trained model"):
         export("bm25", "--beir", beir, *arguments)
     with pytest.raises(FileNotFoundError, match="no such folder; give a folder of"):
@@ -120,7 +120,7 @@ def test_models_texts_and_sides_that_are_not_there_are_refused(models, beir, tmp
 def test_malformed_records_stop_or_are_skipped(models, tmp_path):
     file = write(tmp_path / "texts.jsonl", [{"id": "a", "text": "dodak"}, {"id": "b"}])
     output = tmp_path / "x.jsonl"
-    arguments = [models["splade"], "--files", file, "--side", "documents", "--output", output]
+    arguments = [models["splade"], "--files", file, "--side", "document", "--output", output]
     with pytest.raises(ValueError, match=r"texts\.jsonl, line 2: .* set --on-error skip"):
         export(*arguments)
     export(*arguments, "--on-error", "skip")
