@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,28 +34,48 @@ _TURN = 5e-4  # seconds that a thread may run Python while others wait to
 Item = TypeVar("Item")
 
 
+class _ShortTurns:
+    """Inside, the interpreter's threads take turns ten times as often as usual, until the last of
+    all blocks that overlap has ended: several threads may encode."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._usual = Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual, _TURN))
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setswitchinterval(self._usual)
+
+
+_short_turns = _ShortTurns()
+
+
 @contextmanager
 def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
     """The same items, none of them None, computed in a thread: the next four while the caller uses
     the last one. At the end of the block nothing of them runs any more.
 
-    Meanwhile the interpreter's threads take turns ten times as often as usual: a thread that was
-    waiting for a device, or for another process, would go on only when the one that tokenises has
-    had its 5 milliseconds."""
+    Meanwhile threads take shorter turns: one that was waiting for a device, or for another process,
+    would go on only when the one that tokenises has had its 5 milliseconds."""
 
     def found() -> Iterator[Item]:
         while (item := coming.popleft().result()) is not None:
             coming.append(thread.submit(next, items, None))
             yield item
 
-    turn = sys.getswitchinterval()
-    with ThreadPoolExecutor(1) as thread:
+    with _short_turns, ThreadPoolExecutor(1) as thread:
         coming = deque(thread.submit(next, items, None) for _ in range(_READY))
-        sys.setswitchinterval(min(turn, _TURN))
         try:
             yield found()
         finally:
-            sys.setswitchinterval(turn)
             thread.shutdown(cancel_futures=True)
 
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -53,4 +54,14 @@ def test_threads_take_shorter_turns_within_the_block():
     with pytest.raises(ValueError, match="within"), ahead(iter([1])):
         assert sys.getswitchinterval() < usual / 5
         raise ValueError("within")
+    assert sys.getswitchinterval() == usual
+
+
+def test_turns_are_short_until_the_last_of_overlapping_blocks_ends():
+    usual, first, second = sys.getswitchinterval(), ExitStack(), ExitStack()
+    for block in (first, second):
+        block.enter_context(ahead(iter([1])))
+    first.close()
+    assert sys.getswitchinterval() < usual / 5
+    second.close()
     assert sys.getswitchinterval() == usual
