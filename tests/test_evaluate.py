@@ -127,9 +127,10 @@ def test_a_split_that_the_files_lack_is_refused(models, monkeypatch):
     assert not Path("runs").exists()
 
 
-def test_a_folder_that_nothing_is_written_into_is_refused(models, monkeypatch):
-    said = refusal(monkeypatch, models["bm25"], "evaluation=quickstart", "hydra.run.dir=there")
-    assert "writes to output=FOLDER and ignores hydra.run.dir=there: leave that out" in said
+@pytest.mark.parametrize("override", ["hydra.run.dir=there", "++hydra.sweep.dir=there"])
+def test_a_folder_that_nothing_is_written_into_is_refused(models, monkeypatch, override):
+    said = refusal(monkeypatch, models["bm25"], "evaluation=quickstart", override)
+    assert f"writes to output=FOLDER and ignores {override}: leave that out" in said
     assert not list(Path().iterdir())
 
 

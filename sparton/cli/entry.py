@@ -18,15 +18,12 @@ from sparton.cli.checks import check
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
-from sparton.cli.evaluation_checks import (
-    check_evaluation,
-    refuse_ignored,
-    refuse_missing_values,
-)
+from sparton.cli.evaluation_checks import check_evaluation, refuse_ignored, refuse_missing_values
 from sparton.cli.folders import existing
+from sparton.cli.overrides import setting_of
 from sparton.cli.starting_models import check_lengths, check_places, find_models
 
-_FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 
 
 def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
@@ -119,7 +116,7 @@ def encode(request: Request, program: Sequence[str]) -> None:
 
 def _refuse_folders(request: Request) -> None:
     """Refuse folders that Hydra would make and nothing would write into."""
-    folders = [each for each in request.overrides if each.startswith(_FOLDERS)]
+    folders = [each for each in request.overrides if setting_of(each) in _FOLDERS]
     refuse_ignored("this command writes to output=FOLDER and", folders)
 
 
