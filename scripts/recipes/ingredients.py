@@ -132,6 +132,13 @@ INGREDIENTS = {
         ),
         kinds=TOKENS,
     ),
+    # Queries whose weights are looked up cannot make their scores smaller: idf times what a
+    # document's terms weigh is a softmax that is 1 or 0 from the first steps on.
+    "warm": Ingredient(settings=("loss.temperature=2",)),
+    "warmer": Ingredient(settings=("loss.temperature=4",)),
+    "warmest": Ingredient(settings=("loss.temperature=8",)),
+    "two-logarithms": Ingredient(sparse=("{terms}activation=log1p_relu",), kinds=SPARSE),
+    "rare": Ingredient(settings=("query_encoder.missing=7",), kinds=("inference-free",)),
     "fp8-head": Ingredient(settings=("head.fp8=true",), kinds=("splade",)),
     "fp8-layers": Ingredient(settings=("precision=fp8",)),
     # Of medline's queries every third has more than 32 tokens, and every sixth more than 64.
@@ -228,6 +235,13 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "whole-learned-long": ("learned-queries", "whole-queries", "long"),
         "whole-learned-denser": ("learned-queries", "whole-queries", "denser"),
         "whole-learned-frozen": ("learned-queries", "whole-queries", "frozen", "ema"),
+        "whole-warm": ("whole-queries", "warm"),
+        "whole-warmer": ("whole-queries", "warmer"),
+        "whole-warmest": ("whole-queries", "warmest"),
+        "whole-warmer-denser": ("whole-queries", "warmer", "denser"),
+        "whole-two-logarithms": ("whole-queries", "two-logarithms"),
+        "whole-two-logarithms-denser": ("whole-queries", "two-logarithms", "denser"),
+        "whole-rare": ("whole-queries", "rare"),
         "whole-mined": (*TEXTS, "two-miners", "whole-queries"),
         "best": (*_BEST, "own-idf"),
         "best-learned": (*_BEST, "own-idf", "learned-queries"),
