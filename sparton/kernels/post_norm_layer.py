@@ -19,13 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
+from sparton.kernels.encoder_layer.linear import linear, linear_gelu, linear_gelu_and_product
 from sparton.kernels.encoder_layer.operands import Normalised, NormOptions
 from sparton.kernels.operator import gradient_follows
 from sparton.kernels.varlen_attention.operands import AttentionOperands
 
 _attend = late("sparton.kernels.varlen_attention.forward.varlen_attention_forward")
 _attend_backward = late("sparton.kernels.varlen_attention.backward.varlen_attention_backward")
-_gelu = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
 _gelu_backward = late("sparton.kernels.encoder_layer.gelu.gelu_backward")
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _norm_backward = late("sparton.kernels.encoder_layer.normalization.norm_backward")
@@ -64,7 +64,7 @@ class ProductWeights(NamedTuple):
         intermediate: ``[F, D]``.
         output: ``[D, F]``.
         intermediate_bias: ``[F]``; where it is given, passes without a graph leave bias and GELU to
-            the library of products, see :func:`linear_gelu`.
+            the product, see :func:`~sparton.kernels.encoder_layer.linear.linear_gelu`.
     """
 
     projection: Tensor
@@ -83,6 +83,8 @@ class LayerOptions(NamedTuple):
         heads: H.
         scale: factor of the scores.
         attention, output: of the two normalisations.
+        owned: nobody else has the residual, so that it may be written over where nothing is
+            learned.
     """
 
     cu_seqlens: Tensor
@@ -91,6 +93,7 @@ class LayerOptions(NamedTuple):
     scale: float
     attention: NormOptions
     output: NormOptions
+    owned: bool = False
 
     def operands(self, states: Tensor) -> AttentionOperands:
         """What attention reads of queries, keys and values ``states [T, 3 D]``."""
@@ -206,12 +209,14 @@ def _attention_half(
     operand: Tensor, residual: Tensor, parameters: LayerParameters, weights: ProductWeights,
     options: LayerOptions, *, save: bool,
 ) -> tuple[Normalised, Saved]:  # fmt: skip
-    states = torch.addmm(weights.projection_bias, operand, weights.projection.t())
+    states = linear(operand, weights.projection, weights.projection_bias)
     mixed, lse = _attend()(options.operands(states), lse=save)
     mixed = mixed.view(operand.shape)
-    product = torch.mm(mixed, weights.attention.t())
     vectors = parameters.attention_bias, parameters.attention_gain, parameters.attention_shift
-    out, seed = _normalised(product, residual, vectors, options.attention, save=save)
+    owned = options.owned and weights.intermediate_bias is not None
+    out, seed = _ended(
+        mixed, weights.attention, residual, vectors, options.attention, save=save, owned=owned
+    )
     # What is not returned is free for the other half.
     kept = _Attended(operand, states, mixed, lse, out.sums, out.moments, seed)
     return out, kept if save else ()
@@ -224,33 +229,35 @@ def _feed_forward_half(
     operand = middle.out if middle.second is None else middle.second
     bias, product = weights.intermediate_bias, None
     if save or bias is None:
-        product = torch.mm(operand, weights.intermediate.t())
-        activated = _gelu()(product, parameters.intermediate_bias)
+        activated, product = linear_gelu_and_product(
+            operand, weights.intermediate, parameters.intermediate_bias
+        )
     else:
         activated = linear_gelu(operand, weights.intermediate, bias)
     vectors = parameters.output_bias, parameters.output_gain, parameters.output_shift
-    last = torch.mm(activated, weights.output.t())
-    out, seed = _normalised(last, middle.out, vectors, options, save=save)
+    out, seed = _ended(
+        activated, weights.output, middle.out, vectors, options, save=save, owned=bias is not None
+    )
     kept = _Fed(operand, product, activated, out.sums, out.moments, seed)
     return out, kept if save else ()
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``gelu(x weight^T + bias)`` as one product. CUDA's library ends it with the tanh form, off by
-    5e-4 at most, of sums that have not been rounded: rounding them to 16 bits, as between two
-    kernels, changes those above 1 by as much."""
-    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
-
-
-def _normalised(
-    product: Tensor, residual: Tensor, vectors: tuple[Tensor, Tensor, Tensor],
-    options: NormOptions, *, save: bool,
+def _ended(
+    x: Tensor, weight: Tensor, residual: Tensor, vectors: tuple[Tensor, Tensor, Tensor],
+    options: NormOptions, *, save: bool, owned: bool,
 ) -> tuple[Normalised, Tensor | None]:  # fmt: skip
-    """The end of a half, given bias, gain and shift; and the seed of its dropout."""
+    """The end of a half, given bias, gain and shift; and the seed of its dropout. Where nobody else
+    has the residual (``owned``) and no backward reads it, the product is added to it where it lies,
+    and the normalisation reads a tensor less."""
     bias, gain, shift = vectors
-    seed = draw_seed(product.device) if options.p else None
+    seed = draw_seed(x.device) if options.p else None
+    added: Tensor | None = residual
+    if owned and not save and not options.p and residual.dtype == x.dtype:
+        product, added = residual.addmm_(x, weight.t()), None
+    else:
+        product = torch.mm(x, weight.t())
     out = _norm()(
-        product, bias, residual, gain, shift, seed, p=options.p, eps=options.eps,
+        product, bias, added, gain, shift, seed, p=options.p, eps=options.eps,
         dtype=options.dtype, copy=options.copy, save=save,
     )  # fmt: skip
     return out, seed

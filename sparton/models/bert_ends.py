@@ -5,15 +5,16 @@ T packed tokens, D hidden width.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparton.kernels.dispatch import autocast_dtype, needs_operators, without_autocast
+from sparton.kernels.dispatch import autocast_dtype, late, needs_operators, without_autocast
 from sparton.kernels.encoder_layer import embedding_norm
-from sparton.kernels.post_norm_layer import linear_gelu
+from sparton.kernels.encoder_layer.linear import linear_gelu
 from sparton.models.bert_parts import may_follow
 from sparton.models.elementwise import has_kernels, is_gelu
 from sparton.products import keeps_weights, kept
+
+_norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 
 
 class FusedEmbeddings(nn.Module):
@@ -72,7 +73,8 @@ class FusedTransform(nn.Module):
         )
         with without_autocast(hidden_states.device):
             states = linear_gelu(hidden_states.flatten(0, -2).to(dtype), weight, bias)
-            states = F.layer_norm(states, norm.normalized_shape, gain, shift, norm.eps)
+            options = {"p": 0.0, "eps": norm.eps, "dtype": dtype, "copy": None, "save": False}
+            states = _norm()(states, None, None, gain, shift, None, **options).out
         return states.view(hidden_states.shape)
 
     def _is_served(self, x: Tensor) -> bool:

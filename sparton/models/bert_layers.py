@@ -7,6 +7,7 @@ T packed tokens, D hidden width.
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
@@ -47,11 +48,17 @@ class FusedLayer(GradientCheckpointingLayer):
         self.attention, self.intermediate, self.output = attention, intermediate, output
 
     def forward(
-        self, hidden_states: States, attention_mask: Tensor | None = None, **options: Any
+        self,
+        hidden_states: States,
+        attention_mask: Tensor | None = None,
+        *,
+        owned: bool = False,
+        **options: Any,
     ) -> States:
-        """``[1, T, D]``; ``options`` are those of packed attention."""
+        """``[1, T, D]``; ``options`` are those of packed attention. ``owned``: nobody else has the
+        states, so that they may be written over."""
         if self._can_be_one(hidden_states, **options):
-            return self._as_one(hidden_states, **options)
+            return self._as_one(hidden_states, owned=owned, **options)
         attended, _ = self.attention(hidden_states, attention_mask, **options)
         return self.output(self.intermediate(attended), attended)
 
@@ -75,7 +82,7 @@ class FusedLayer(GradientCheckpointingLayer):
         )
 
     def _as_one(
-        self, states: States, *, cu_seq_lens_q: Tensor, max_length_q: int, **_: Any
+        self, states: States, *, cu_seq_lens_q: Tensor, max_length_q: int, owned: bool, **_: Any
     ) -> States:
         operand, residual = operand_of(states).squeeze(0), residual_of(states).squeeze(0)
         dtype = autocast_dtype(operand)
@@ -95,7 +102,8 @@ class FusedLayer(GradientCheckpointingLayer):
             None if self.training else kept(dtype, parameters.intermediate_bias),
         )
         sequences, heads = (cu_seq_lens_q, max_length_q), (attention.heads, attention.scale)
-        options = LayerOptions(*sequences, *heads, first.options(dtype), last.options(dtype))
+        norms = first.options(dtype), last.options(dtype)
+        options = LayerOptions(*sequences, *heads, *norms, owned)
         out, copy = post_norm_layer(operand.to(dtype), residual, parameters, products, options)
         return out[None] if copy is None else LayerStates(out[None], copy[None])
 
@@ -121,8 +129,10 @@ class FusedEncoder(nn.Module):
     ) -> Output:
         """``last_hidden_state [1, T, D]``; ``options`` are those of packed attention."""
         states: States = self._entered(hidden_states)
-        for layer in self.layer:
-            states = layer(states, attention_mask, **options)
+        layers: list[Any] = list(self.layer)
+        for before, layer in zip([None, *layers], layers, strict=False):
+            owned = before is not None and keeps_weights() and not _watched(before, layer)
+            states = layer(states, attention_mask, owned=owned, **options)
         return Output(last_hidden_state=residual_of(states))
 
     def _entered(self, states: Tensor) -> States:
@@ -136,3 +146,9 @@ class FusedEncoder(nn.Module):
             return states
         operand = states.to(dtype)
         return operand if first.output.sum_dtype(dtype) == dtype else LayerStates(states, operand)
+
+
+def _watched(before: nn.Module, layer: nn.Module) -> bool:
+    """Whether hooks see what one layer hands on to the next, and may keep it."""
+    of_all = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+    return any((before._forward_hooks, layer._forward_pre_hooks, *of_all))

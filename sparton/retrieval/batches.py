@@ -24,7 +24,7 @@ from sparton.types import Kind, Side, TokenBatch, TokenPooling
 
 log = logging.getLogger(__name__)
 
-_TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
+_TOKENS = {"cuda": 2**18}, 2**12  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one

@@ -21,6 +21,7 @@ from triton.runtime import driver
 
 from sparton.kernels.encoder_layer import fp8_rows, gated, gelu, gelu_rows, normalization, rotation
 from sparton.kernels.encoder_layer.fp8_operands import empty_rows
+from sparton.kernels.encoder_layer.hopper_products import hopper_linear
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 from sparton.kernels.launch import Launch
@@ -215,6 +216,16 @@ def layer(dtype: torch.dtype, D: int) -> None:
     )  # fmt: skip
 
 
+def products(dtype: torch.dtype) -> None:
+    """With a bias, with GELU, and with the product that its backward reads."""
+    x, weight, bias = (
+        torch.zeros(*shape, dtype=dtype) for shape in ((600, 768), (1000, 768), (1000,))
+    )
+    hopper_linear(x, weight, bias)
+    hopper_linear(x, weight, bias, gelu=True)
+    hopper_linear(x, weight, bias.float(), gelu=True, save=True)
+
+
 def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:
     """The same, each rounding its rows to FP8."""
     states, vector, seed = torch.zeros(600, D, dtype=BF16), torch.zeros(D), torch.zeros(()).int()
@@ -395,6 +406,8 @@ def rounding_cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every configuration that is meant for Hopper alone."""
+    for dtype in (BF16, torch.float16):
+        yield f"products {dtype}", partial(products, dtype)
     hopper, maxsim = forward.HOPPER[:2]
     head_fp8, maxsim_fp8 = forward.HOPPER_FP8[:2]
     for D in (128, 768):

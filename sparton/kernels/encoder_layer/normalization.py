@@ -188,8 +188,8 @@ def norm_forward(
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
-        x, residual: ``[T, D]``, contiguous. Without a residual, x is what is normalised, and has
-            neither bias nor dropout.
+        x, residual: ``[T, D]``, contiguous. Without a residual, x and its bias are what is
+            normalised, without dropout; where the backward is wanted, there is no bias either.
         bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.

@@ -10,7 +10,6 @@ ring: while one pools, another keeps the tensor cores busy. Narrow rows of the v
 query tokens) are copied once and stay.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,12 +20,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from sparton.kernels.hopper import Descriptor, copy_in, rows_layout
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.grouping import group_rows
 from sparton.kernels.segment_max.reduction import (
@@ -38,9 +36,6 @@ from sparton.kernels.segment_max.reduction import (
     summands,
     sums_of_rows,
 )
-
-# Triton 3.6 and 3.7 know it by its first name alone, 3.9 by the second alone.
-_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
 SHARED_MEMORY = 224 * 1024
@@ -77,14 +72,6 @@ class HopperConfig(NamedTuple):
     @property
     def descriptors(self) -> bool:
         return True
-
-
-class _Descriptor(TensorDescriptor):
-    """A descriptor that checks nothing, for operands that are known to fit: a check takes as long
-    as half a launch."""
-
-    def __post_init__(self) -> None:
-        pass
 
 
 class Options(NamedTuple):
@@ -129,10 +116,10 @@ def _produce(
         mbarrier.expect(bar, hidden.block_type.nbytes, pred=not copied)
         weight_bytes: gl.constexpr = WARPGROUPS * weight.block_type.nbytes
         mbarrier.expect(bar, hidden.block_type.nbytes + weight_bytes, pred=copied)
-        _load(hidden, [t, d], bar, h_ring.index(stage))
+        copy_in(hidden, [t, d], bar, h_ring.index(stage))
         for part in gl.static_range(WARPGROUPS):
             w = w_ring.index(part * DEPTH + rows)
-            _load(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
+            copy_in(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
 
 
 @gluon.jit
@@ -282,12 +269,6 @@ def _segment_max_hopper_kernel(
             )
 
 
-@functools.cache
-def _layout(bits: int) -> gl.NVMMASharedLayout:
-    """Rows of 128 bytes, swizzled."""
-    return gl.NVMMASharedLayout(128, bits, rank=2)
-
-
 def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
     """Stages of the ring, and whether the vocabulary rows stay: where they leave the tokens a ring
     at least as long as without."""
@@ -329,15 +310,15 @@ def plan_hopper(
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
     token_box, row_box = [config.block_t, block_d], [config.block_v, block_d]
-    layout = _layout(8 * size)
+    layout = rows_layout(8 * size)
 
     def run(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, reps: Tensor,
         winners: Tensor, scale_h: None, scale_w: Tensor | None,
     ) -> None:  # fmt: skip
         launch(
-            _Descriptor(hidden, (T, D), (D, 1), token_box, layout),
-            _Descriptor(weight, (V, D), (D, 1), row_box, layout),
+            Descriptor(hidden, (T, D), (D, 1), token_box, layout),
+            Descriptor(weight, (V, D), (D, 1), row_box, layout),
             bias, cu_seqlens, reps, winners, scale_w,
         )  # fmt: skip
 

@@ -37,6 +37,32 @@ def forward_tiling(d: int, max_key: int) -> Tiling:
     return Tiling(64, 64, num_warps=4, num_stages=2)
 
 
+@triton.jit
+def _fold(
+    state, q, k_ptrs, v_ptrs, real_k, offs_q, offs_k, scale: tl.constexpr,
+    WINDOW: tl.constexpr, ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    """Fold a tile of keys into the largest score of each query, the sum of its exponentials and its
+    mixed values. Without ``real_k`` every query sees every key of the tile."""
+    best, total, acc = state
+    if real_k is None:
+        k, v = tl.load(k_ptrs), tl.load(v_ptrs)
+        scores = tl.dot(q, k.T)
+    else:
+        k, v = tl.load(k_ptrs, real_k[:, None], 0.0), tl.load(v_ptrs, real_k[:, None], 0.0)
+        seen = sees(real_k[None, :], offs_q[:, None], offs_k[None, :], WINDOW)
+        scores = tl.where(seen, tl.dot(q, k.T), float("-inf"))
+    new = tl.max(scores, 1) * scale
+    if not ONE_TILE:
+        new = tl.maximum(best, new)
+        shrink = tl.exp2(best - new)
+        total *= shrink
+        acc *= shrink[:, None]
+    p = tl.exp2(scores * scale - new[:, None])
+    total += tl.sum(p, 1)
+    return new, total, tl.dot(p.to(v.dtype), v, acc)
+
+
 # `debug` keeps the assertion, which takes no register more; overflows are not looked for.
 @triton.jit(
     debug=True, do_not_specialize=["num_blocks", "Tq", "max_query", "max_key"],
@@ -69,24 +95,28 @@ def _varlen_attention_fwd_kernel(
     best = tl.full((BLOCK_Q,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, D), tl.float32)
-    for lo in range(begin, end, BLOCK_K):
-        real_k = lo + offs_k < num_k
-        k = tl.load(k_ptrs, real_k[:, None], 0.0)
-        v = tl.load(v_ptrs, real_k[:, None], 0.0)
-        seen = sees(real_k[None, :], offs_q[:, None], (lo + offs_k)[None, :], WINDOW)
-        scores = tl.where(seen, tl.dot(q, k.T), float("-inf"))
-        new = tl.max(scores, 1) * scale
+    state = (best, total, acc)
+    if WINDOW < 0:
+        # Whole tiles, of which nothing has to be asked, and what is left.
+        whole = 0
         if not ONE_TILE:
-            new = tl.maximum(best, new)
-            shrink = tl.exp2(best - new)
-            total *= shrink
-            acc *= shrink[:, None]
-        best = new
-        p = tl.exp2(scores * scale - best[:, None])
-        total += tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc)
-        k_ptrs += BLOCK_K * stride_kt
-        v_ptrs += BLOCK_K * stride_vt
+            whole = end // BLOCK_K * BLOCK_K
+            for _ in range(0, whole, BLOCK_K):
+                state = _fold(state, q, k_ptrs, v_ptrs, None, None, None, scale, -1, ONE_TILE)
+                k_ptrs += BLOCK_K * stride_kt
+                v_ptrs += BLOCK_K * stride_vt
+        if whole < end:
+            keys = whole + offs_k
+            real_k = keys < num_k
+            state = _fold(state, q, k_ptrs, v_ptrs, real_k, offs_q, keys, scale, -1, ONE_TILE)
+    else:
+        for lo in range(begin, end, BLOCK_K):
+            keys = lo + offs_k
+            real_k = keys < num_k
+            state = _fold(state, q, k_ptrs, v_ptrs, real_k, offs_q, keys, scale, WINDOW, ONE_TILE)
+            k_ptrs += BLOCK_K * stride_kt
+            v_ptrs += BLOCK_K * stride_vt
+    best, total, acc = state
     if num_k == 0:
         best = tl.zeros((BLOCK_Q,), tl.float32)
         total = tl.full((BLOCK_Q,), 1.0, tl.float32)
