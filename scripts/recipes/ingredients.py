@@ -137,6 +137,9 @@ INGREDIENTS = {
     "warm": Ingredient(settings=("loss.temperature=2",)),
     "warmer": Ingredient(settings=("loss.temperature=4",)),
     "warmest": Ingredient(settings=("loss.temperature=8",)),
+    "warmer-teacher": Ingredient(
+        loss=("losses.kl_divergence.temperature=4", "losses.infonce.temperature=4")
+    ),
     "two-logarithms": Ingredient(sparse=("{terms}activation=log1p_relu",), kinds=SPARSE),
     "rare": Ingredient(settings=("query_encoder.missing=7",), kinds=("inference-free",)),
     "fp8-head": Ingredient(settings=("head.fp8=true",), kinds=("splade",)),
@@ -241,6 +244,8 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "whole-warmer-denser": ("whole-queries", "warmer", "denser"),
         "whole-two-logarithms": ("whole-queries", "two-logarithms"),
         "whole-two-logarithms-denser": ("whole-queries", "two-logarithms", "denser"),
+        "whole-distilled-warmer": (*DISTILLED, "warmer-teacher", "whole-queries"),
+        "whole-home-warmer": ("two-miners", "parent-most", "warmer-teacher", "whole-queries"),
         "whole-rare": ("whole-queries", "rare"),
         "whole-mined": (*TEXTS, "two-miners", "whole-queries"),
         "best": (*_BEST, "own-idf"),
