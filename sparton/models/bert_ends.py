@@ -7,14 +7,12 @@ T packed tokens, D hidden width.
 import torch
 from torch import Tensor, nn
 
-from sparton.kernels.dispatch import autocast_dtype, late, needs_operators, without_autocast
+from sparton.kernels.dispatch import autocast_dtype, needs_operators, without_autocast
 from sparton.kernels.encoder_layer import embedding_norm
-from sparton.kernels.encoder_layer.linear import linear_gelu
+from sparton.kernels.encoder_layer.linear import linear_gelu_norm
 from sparton.models.bert_parts import may_follow
 from sparton.models.elementwise import has_kernels, is_gelu
 from sparton.products import keeps_weights, kept
-
-_norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 
 
 class FusedEmbeddings(nn.Module):
@@ -68,13 +66,10 @@ class FusedTransform(nn.Module):
         dense, norm, dtype = self.dense, self.LayerNorm, autocast_dtype(hidden_states)
         if dtype is None or not self._is_served(hidden_states):
             return norm(self.transform_act_fn(dense(hidden_states)))
-        weight, bias, gain, shift = (
-            kept(dtype, x) for x in (dense.weight, dense.bias, norm.weight, norm.bias)
-        )
+        rows = hidden_states.flatten(0, -2).to(dtype)
+        given = (kept(dtype, x) for x in (dense.weight, dense.bias, norm.weight, norm.bias))
         with without_autocast(hidden_states.device):
-            states = linear_gelu(hidden_states.flatten(0, -2).to(dtype), weight, bias)
-            options = {"p": 0.0, "eps": norm.eps, "dtype": dtype, "copy": None, "save": False}
-            states = _norm()(states, None, None, gain, shift, None, **options).out
+            states = linear_gelu_norm(rows, *given, eps=norm.eps)
         return states.view(hidden_states.shape)
 
     def _is_served(self, x: Tensor) -> bool:

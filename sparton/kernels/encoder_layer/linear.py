@@ -1,6 +1,7 @@
 """Linear layers in 16 bits with their bias, and GELU, in the fastest way that a device has.
 
-T rows of x, K columns of x and of the weight, N rows of the weight. Nothing here has a graph.
+T rows of x, K columns of x and of the weight, N rows of the weight. Nothing here has a graph, and
+x lies on the current device.
 """
 
 import functools
@@ -8,9 +9,10 @@ import functools
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import late
+from sparton.kernels.dispatch import late, on_its_device
 
 _gelu = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
+_norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _hopper = late("sparton.kernels.encoder_layer.hopper_products.hopper_linear")
 _fills_hopper = late("sparton.kernels.encoder_layer.hopper_products.fills_hopper")
 
@@ -40,6 +42,17 @@ def linear_gelu_and_product(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
         return _hopper()(x, weight, bias, gelu=True, save=True)
     product = torch.mm(x, weight.t())
     return _gelu()(product, bias), product
+
+
+@on_its_device
+def linear_gelu_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, *, eps: float
+) -> Tensor:
+    """``LayerNorm(gelu(x weight^T + bias))``, what BERT's masked-LM head does before its decoder;
+    operands as of :func:`linear`, and ``gain`` and ``shift [N]``."""
+    activated = linear_gelu(x, weight, bias)
+    options = {"p": 0.0, "eps": eps, "dtype": x.dtype, "copy": None, "save": False}
+    return _norm()(activated, None, None, gain, shift, None, **options).out
 
 
 def _is_for_hopper(x: Tensor, weight: Tensor) -> bool:
