@@ -28,9 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sparton.kernels.hopper import Descriptor, copy_in, copy_out, rows_layout
 from sparton.kernels.launch import Launch, cdiv, multiprocessors
-from sparton.kernels.segment_max.reduction import halves
+from sparton.kernels.tiles import Descriptor, copy_in, copy_out, halves, rows_layout
 
 ROWS, COLUMNS, CHUNK = 128, 256, 64  # of a tile, and columns of x that are multiplied at once
 STAGES = 4

@@ -24,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sparton.kernels.hopper import Descriptor, copy_in, rows_layout
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.grouping import group_rows
 from sparton.kernels.segment_max.reduction import (
@@ -36,6 +35,7 @@ from sparton.kernels.segment_max.reduction import (
     summands,
     sums_of_rows,
 )
+from sparton.kernels.tiles import Descriptor, copy_in, rows_layout
 
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
 SHARED_MEMORY = 224 * 1024

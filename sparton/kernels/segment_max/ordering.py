@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sparton.kernels.launch import Step, cdiv, plan_step
-from sparton.kernels.segment_max.reduction import halves
+from sparton.kernels.tiles import halves
 
 # Sequences and vocabulary rows that a program lists at once.
 BLOCK_N, BLOCK_V = 128, 16

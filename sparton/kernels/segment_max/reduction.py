@@ -13,6 +13,8 @@ whose result is the sum of ``log(1 + x)``, x >= 0: the product of the ``1 + x`` 
 import triton
 import triton.language as tl
 
+from sparton.kernels.tiles import halves
+
 SLOTS = tl.constexpr(8)
 NO_STOP = tl.constexpr(2**31 - 1)
 
@@ -54,13 +56,6 @@ def sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes):
     if group < num_groups - 1:
         last = _first_from(cu_ptr, N, (group + 1) * group_tokens, lanes)
     return first, last
-
-
-@triton.jit
-def halves(x):
-    """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
-    pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
-    return tl.split(tl.permute(pairs, (0, 2, 1)))
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.forward import default_portable, fit_descriptors
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
-from sparton.kernels.segment_max.reduction import halves
+from sparton.kernels.tiles import halves
 
 _UNIT = 64  # sizes of tiles are multiples of this, so that the products see aligned rows
 

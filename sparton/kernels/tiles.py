@@ -1,7 +1,10 @@
-"""What kernels for Hopper (compute capability 9.0) share, in Gluon: how they copy matrices."""
+"""Tiles of matrices: how kernels cut them, and how those for Hopper (compute capability 9.0) copy
+them, in Gluon."""
 
 import functools
 
+import triton
+import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -23,3 +26,10 @@ class Descriptor(TensorDescriptor):
 def rows_layout(bits: int, bytes_of_row: int = 128) -> gl.NVMMASharedLayout:
     """Rows of so many bytes in shared memory, swizzled, of elements of so many bits."""
     return gl.NVMMASharedLayout(bytes_of_row, bits, rank=2)
+
+
+@triton.jit
+def halves(x):
+    """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
+    pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
+    return tl.split(tl.permute(pairs, (0, 2, 1)))
