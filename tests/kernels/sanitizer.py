@@ -55,7 +55,10 @@ TOOLS = {
 PLANTED = {"planted write": ("memcheck",), "planted read": ("initcheck",)}
 AT_ONCE, PATIENCE, FAULTY = 8, 200, 97  # processes, seconds, exit code
 SAID = 40  # last lines of what a process said that are recorded if it is not as it should be
-SPECIALISED = Path(segment_max.__file__).with_name("hopper.py")
+SPECIALISED = (
+    Path(segment_max.__file__).with_name("hopper.py"),
+    Path(encoder_layer.__file__).with_name("hopper_products.py"),
+)
 ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 D, V, E = 128, 300, 64
@@ -177,6 +180,16 @@ def layer() -> None:
     learn(encoder_layer.normed_rotary(rows(21, 19, 24), rows(24), *angles, eps=1e-6))
 
 
+def linear_layers() -> None:
+    """On Hopper alone, whose kernel ends these products."""
+    from sparton.kernels.encoder_layer.hopper_products import hopper_linear
+
+    if DEVICE.type == "cuda" and torch.cuda.get_device_capability(DEVICE) == (9, 0):
+        given = rows(300, D).detach(), rows(V + 4, D).detach(), rows(V + 4).detach()
+        for options in ({}, {"gelu": True}, {"gelu": True, "save": True}):
+            hopper_linear(*given, **options)
+
+
 def layer_in_fp8() -> None:
     x, residual = rows(21, D), rows(21, D)
     weights, (bias, gain, shift) = [rows(D, D)], (rows(D) for _ in range(3))
@@ -238,6 +251,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "attention": attention,
     "encoder layer": layer,
     "encoder layer, fp8": layer_in_fp8,
+    "linear layers": linear_layers,
     "sparse products": products,
     "sparse search": postings,
     "planted write": lambda: planted(0, 40),
@@ -271,10 +285,10 @@ def run_family(family: str, tool: str | None) -> None:
 def handshakes(said: str) -> int:
     """How many of the races that were reported are between Triton's own reads of what to do, and
     writes."""
-    lines = SPECIALISED.read_text(encoding="utf-8").splitlines()
+    files = {file.name: file.read_text(encoding="utf-8").splitlines() for file in SPECIALISED}
 
     def is_own(kernel: str, name: str, line: str) -> bool:
-        return name == SPECIALISED.name and lines[int(line) - 1].startswith(f"def {kernel}(")
+        return name in files and files[name][int(line) - 1].startswith(f"def {kernel}(")
 
     races = [ACCESS.findall(race) for race in said.split("Race reported")[1:]]
     reads = [[place for access, *place in race if access == "Read"] for race in races]

@@ -58,13 +58,16 @@ def test_what_the_tool_finds_is_written_down(
     assert {"seconds", "exit_code", "environment", "date"} <= records[0].keys()
 
 
-def test_reads_that_triton_adds_are_told_from_races_of_ours():
-    name = "_segment_max_hopper_kernel"
-    lines = sanitizer.SPECIALISED.read_text().splitlines()
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "_segment_max_hopper_kernel"), (1, "_linear_hopper_kernel")]
+)
+def test_reads_that_triton_adds_are_told_from_races_of_ours(number, name):
+    file = sanitizer.SPECIALISED[number]
+    lines = file.read_text().splitlines()
     (line,) = (n for n, text in enumerate(lines, 1) if text.startswith(f"def {name}("))
     reported = "========= Error: Race reported between {} access at {}+0x160 in {}:{}\n"
     beside = "=========     and {} access at {}+0xf300 in {}:{} [8 hazards]\n"
-    read, elsewhere = (name, "hopper.py", line), (name, "hopper.py", line + 14)
+    read, elsewhere = (name, file.name, line), (name, file.name, line + 14)
     own = reported.format("Read", *read) + beside.format("Write", *elsewhere)
     turned = reported.format("Write", *elsewhere) + beside.format("Read", *read)
     others = [
