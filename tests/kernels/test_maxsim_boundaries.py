@@ -89,7 +89,9 @@ def test_training_after_inference_mode(device):
     assert boundaries._kept.cache_info().currsize == 2
     scores = maxsim(queries, documents)
     scores.sum().backward()
-    assert torch.equal(scores, alone)
+    # On a CPU without a backward another product, of other sizes, which may be rounded otherwise.
+    assert torch.allclose(scores, alone, rtol=1e-5)
+    assert not torch.allclose(scores, alone.roll(1, 0), rtol=1e-2)
     assert boundaries._kept.cache_info().hits >= 2
     assert queries.grad.any()
     assert documents.grad.any()
