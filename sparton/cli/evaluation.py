@@ -21,7 +21,7 @@ from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.schema import flat_settings
 from sparton.cli.targets import refuse_wrong_settings
-from sparton.cli.tasks import task_builders
+from sparton.cli.tasks import are_ours, build_first, task_builders
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.errors import RunError
 from sparton.reading import read_json
@@ -115,10 +115,9 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
         def evaluate(task: RetrievalTask) -> evaluation.TaskResult:
             return system(task, documents=stored.get(task.name))
 
-    if world.is_main:
-        for build in builders.values():
-            build()  # Every task is downloaded and checked before the first is encoded.
-    world.barrier()
+    # Every task is downloaded and checked before the first is encoded.
+    kept = builders.values() if len(builders) == 1 and are_ours(cfg, cfg.split) else ()
+    build_first(() if kept else builders.values(), kept, world)
     output.mkdir(parents=True, exist_ok=True)
     place = Path(cfg.model)
     description = {

@@ -1,6 +1,7 @@
 """What a training reads before its model is built."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.utils import instantiate
@@ -8,7 +9,14 @@ from omegaconf import DictConfig
 
 from sparton.cli.schema import total_steps
 from sparton.cli.targets import refuse_wrong_settings
-from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
+from sparton.cli.tasks import (
+    TaskBuilders,
+    are_ours,
+    build_first,
+    hold_out_dev,
+    say_how_often,
+    task_builders,
+)
 from sparton.training.settings import OF_SOME_DEVICES
 
 if TYPE_CHECKING:
@@ -55,13 +63,9 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
                 "for which its settings have _partial_: true"
             )
     data, dev = hold_out_dev(cfg, instantiate(cfg.data))
+    builders = [cache(build) for build in dev.values()]
     say_how_often(data, total_steps(cfg), cfg.batch)
     tests = task_builders(cfg, "test")
-    if world.is_main:
-        for build in tests.values():
-            build()
-        dev_tasks = [build() for build in dev.values()]
-    world.barrier()
-    if not world.is_main:
-        dev_tasks = [build() for build in dev.values()]
-    return Inputs(list(loggers.values()), data, dev_tasks, tests)
+    kept = builders if are_ours(cfg, "dev") else ()
+    build_first((*tests.values(), *(() if kept else builders)), kept, world)
+    return Inputs(list(loggers.values()), data, [build() for build in builders], tests)

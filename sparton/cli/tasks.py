@@ -1,7 +1,8 @@
 """The tasks that a configuration names, and those that are made of its training data."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 
 from sparton.arguments import ArgumentError
 from sparton.cli.evaluation_checks import refuse_missing
+from sparton.datasets.downloads import fetching_nothing
 from sparton.datasets.holdout import held_out_task, hold_out
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.tasks import tasks_digest
@@ -36,6 +38,38 @@ def task_builders(cfg: DictConfig, split: str) -> TaskBuilders:
     if "_target_" in tasks:
         return instantiate(tasks)
     return {name: partial(instantiate, task) for name, task in tasks.items()}
+
+
+def build_first(
+    own: Iterable[Callable[[], RetrievalTask]],
+    shared: Iterable[Callable[[], RetrievalTask]],
+    world: "World",
+) -> None:
+    """Build tasks on the main process, which fetches and checks them, before any process goes on.
+
+    The others build what they will need meanwhile, where it is read from files: they would begin
+    only when the main process has gone on, which would wait for them later.
+
+    Args:
+        own: what the main process alone builds.
+        shared: what all processes need; builders that keep what they have built.
+        world: this process among all.
+    """
+    if world.is_main:
+        for build in (*own, *shared):
+            build()
+    else:
+        with suppress(Exception), fetching_nothing():  # what is wrong the main process tells
+            for build in shared:
+                build()
+    world.barrier()
+
+
+def are_ours(cfg: DictConfig, split: str) -> bool:
+    """Whether this library builds all tasks of a split: of others nobody knows what they fetch."""
+    tasks = cfg.evaluation.get(split) or {}
+    each = [tasks] if "_target_" in tasks else tasks.values()
+    return all(str(task.get("_target_", "")).startswith("sparton.") for task in each)
 
 
 def has_dev_tasks(cfg: DictConfig) -> bool:

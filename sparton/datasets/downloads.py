@@ -3,6 +3,7 @@ and of the Hugging Face hub."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -23,6 +24,23 @@ T = TypeVar("T")
 EXCLUDED = -100
 _IR_PARTS: dict[Side, str] = {"document": "docs", "query": "queries"}
 _BRIGHT = {"documents": "content", "examples": "query"}  # its configurations, and their texts
+_may_fetch: ContextVar[bool] = ContextVar("may_fetch", default=True)
+
+
+@contextmanager
+def fetching_nothing() -> Iterator[None]:
+    """Within, what would ask ir_datasets or the hub is refused with a ConnectionError: another
+    process fetches it, and two would fetch it twice."""
+    before = _may_fetch.set(False)
+    try:
+        yield
+    finally:
+        _may_fetch.reset(before)
+
+
+def _refuse_to_fetch(name: str) -> None:
+    if not _may_fetch.get():
+        raise ConnectionError(f"{name} is not fetched here: another process does")
 
 
 def ir_datasets_task(
@@ -103,6 +121,7 @@ def _ir_dataset(dataset_id: str, *parts: str) -> Any:
 
 @contextmanager
 def _fetching(dataset_id: str) -> Iterator[None]:
+    _refuse_to_fetch(dataset_id)
     try:
         yield
     except OSError as error:
@@ -260,6 +279,7 @@ def _rows(repository: str, configuration: str, split: str) -> "Dataset":
 
 
 def _fetched(repository: str, fetch: Callable[[], T]) -> T:
+    _refuse_to_fetch(repository)
     try:
         return fetch()
     except Exception as error:  # the hub's client raises errors of several libraries

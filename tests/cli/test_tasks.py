@@ -9,8 +9,16 @@ from hydra.utils import instantiate
 from omegaconf import MissingMandatoryValue
 
 from sparton.cli.errors import explain
-from sparton.cli.tasks import dev_identity, has_dev_tasks, hold_out_dev, task_builders
+from sparton.cli.tasks import (
+    are_ours,
+    build_first,
+    dev_identity,
+    has_dev_tasks,
+    hold_out_dev,
+    task_builders,
+)
 from sparton.datasets.collection import beir_folder
+from sparton.datasets.downloads import fetching_nothing, hub_task, ir_datasets_task
 from sparton.types import RetrievalTask, TextCollection, TextForm
 from tests.composing import composed
 from tests.datasets.test_downloads import registered  # noqa: F401, a fixture
@@ -122,3 +130,68 @@ def test_a_share_out_of_range_is_named_as_the_setting():
     with pytest.raises(ValueError) as caught:
         hold_out_dev(cfg, SimpleNamespace())
     assert explain(caught.value).startswith("evaluation.holdout.share=0.7 of the examples")
+
+
+class Recorded:
+    """One of two processes, which notes what happened up to the barrier."""
+
+    def __init__(self, *, is_main: bool) -> None:
+        self.is_main, self.before_barrier = is_main, None
+        self.happened: list[str] = []
+
+    def barrier(self) -> None:
+        self.before_barrier = list(self.happened)
+
+    def building(self, name: str, build=lambda: None):
+        def noted() -> RetrievalTask:
+            self.happened.append(name)
+            return build()
+
+        return noted
+
+
+def test_other_processes_read_while_the_main_one_does():
+    main, other = Recorded(is_main=True), Recorded(is_main=False)
+    for world in (main, other):
+        build_first([world.building("own")], [world.building("shared")], world)
+    assert main.before_barrier == ["own", "shared"]
+    assert other.before_barrier == ["shared"]
+
+
+def test_what_is_wrong_the_main_process_tells_alone():
+    def broken() -> RetrievalTask:
+        raise ValueError("malformed")
+
+    main, other = Recorded(is_main=True), Recorded(is_main=False)
+    build_first([], [other.building("shared", broken)], other)
+    assert other.before_barrier == ["shared"]
+    with pytest.raises(ValueError, match="malformed"):
+        build_first([], [main.building("shared", broken)], main)
+    assert main.before_barrier is None
+
+
+def test_other_processes_fetch_nothing(registered):  # noqa: F811
+    fetched = []
+
+    def fetch() -> RetrievalTask:
+        fetched.append(ir_datasets_task(registered))
+        return fetched[0]
+
+    other = Recorded(is_main=False)
+    build_first([], [other.building("shared", fetch)], other)
+    assert (other.before_barrier, fetched) == (["shared"], [])
+    assert fetch().qrels  # outside it is as ever
+    with fetching_nothing():
+        for ask in (lambda: hub_task("nobody/nothing"), lambda: ir_datasets_task(registered)):
+            with pytest.raises(ConnectionError, match="another process does"):
+                ask()
+
+
+def test_of_tasks_of_users_nobody_knows_what_they_fetch(folders):
+    own = composed("evaluation=beir_folder", f"evaluation.path={folders[0]}", name="evaluate")
+    listed = composed("evaluation=zero_shot", "data_dir=data", name="evaluate")
+    users = composed(
+        "evaluation=zero_shot", "+evaluation.test.mine._target_=shop.tasks.build", name="evaluate"
+    )
+    assert are_ours(own, "test") and are_ours(own, "dev") and are_ours(listed, "test")
+    assert not are_ours(users, "test") and are_ours(users, "dev")
