@@ -125,6 +125,25 @@ def scalar(value: object, name: str) -> Tensor:
     )
 
 
+def each_query(value: object, name: str, queries: int) -> Tensor:
+    """The same, if it is one number for each query: the log would count others wrongly.
+
+    Args:
+        name: what to call it in the message.
+        queries: how many there are.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Tensor) and value.shape == (queries,):
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(
+        f"of_queries of {name} must give one number for each of {queries} queries, got {found}: "
+        "reduce no axis but that of the documents, or return None"
+    )
+
+
 def refuse_constant(value: Tensor, name: str, given: Iterable[Tensor]) -> None:
     """Refuse a summand from which nothing would learn: beside others, it would be in the log alone.
 
