@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.datasets.files import locate
-from sparton.datasets.lookup import Records, Source
+from sparton.datasets.lookup import Records, Source, whole_of
 from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
 from sparton.datasets.preparation import OnError
 from sparton.datasets.proportions import (
@@ -61,9 +61,9 @@ class Mixture:
             :class:`~sparton.types.TextForm` or its fields.
 
     Raises:
-        ValueError: no source, an empty source, names that do not match, a weight that is not
-            positive or too small to get a single position of a block, or ``alpha`` beside
-            ``weights``.
+        ValueError: no source, an empty source, one whose first example is none, names that do not
+            match, a weight that is not positive or too small to get a single position of a block,
+            or ``alpha`` beside ``weights``.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Mixture:
         for name, size in zip(self.sources, self.sizes):
             if size == 0:
                 raise ValueError(f"source {name!r} of the mixture has no examples: leave it out")
+        for name, source in self.sources.items():
+            _check_first(name, source)
         self.forms = _checked_forms(self.sources, forms or {})
         if alpha is None and homogeneous and weights is None:
             alpha = HOMOGENEOUS_ALPHA
@@ -182,6 +184,23 @@ class Mixture:
         )
         source = list(self.sources.values())[number]
         return source.example(index % int(self.sizes[number]), draw, num_negatives)
+
+
+def _check_first(name: str, source: Source) -> None:
+    """Refuse a source of a user whose first example is not one, or is not of texts."""
+    if isinstance(whole_of(source), Records):
+        return
+    example: object = source.example(0, 0, 0)
+    if not isinstance(example, Example):
+        raise ValueError(
+            f"source {name!r} gives {type(example).__name__} and not sparton.types.Example: let "
+            "its method example return Example(query, positive, negatives)"
+        )
+    texts: list[object] = [example.query, example.positive, *example.negatives]
+    if other := [text for text in texts if not isinstance(text, str)]:
+        raise ValueError(
+            f"source {name!r} gives {other[0]!r} in the place of a text: make it a str"
+        )
 
 
 def _checked_forms(

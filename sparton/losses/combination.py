@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparton.losses.contract import Scored, Term, checked_loss, total
-from sparton.losses.ranking import RankingLoss, added
+from sparton.losses.ranking import RankingLoss, added, checked_of_queries
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class WeightedSum(RankingLoss):
     ) -> Tensor | None:
         """The weighted sums; None where a loss of these cannot tell queries apart."""
         parts = {
-            name: loss.of_queries(scores, positives, teacher_scores)
+            name: checked_of_queries(loss, scores, positives, teacher_scores)
             for name, loss in self.losses.items()
         }
         return added(

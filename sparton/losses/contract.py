@@ -9,7 +9,7 @@ from functools import reduce
 from typing import NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparton.representations import Representations
 
@@ -77,10 +77,10 @@ class Loss(Protocol):
 
 
 def checked_loss(loss: object) -> Loss:
-    """The same, if it has all that a loss has.
+    """The same, if it has all that a loss has, and no weights of its own.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it has not, or has such weights.
     """
     needed = ("needs_negatives", "needs_teacher", "halves", "terms", "by_query")
     if lacking := [name for name in needed if not hasattr(loss, name)]:
@@ -89,7 +89,22 @@ def checked_loss(loss: object) -> Loss:
             "of scores a subclass of sparton.losses.ranking.RankingLoss, and give one of "
             "representations what sparton.losses.contract.Loss has"
         )
+    refuse_weights(loss)
     return cast(Loss, loss)
+
+
+def refuse_weights(part: object) -> None:
+    """Refuse a loss or a penalty with weights of its own, which would stay as they are in silence.
+
+    Raises:
+        ValueError: it is a module of PyTorch with a parameter that is to be trained.
+    """
+    own = part.named_parameters() if isinstance(part, nn.Module) else ()
+    if learning := [name for name, weight in own if weight.requires_grad]:
+        raise ValueError(
+            f"{type(part).__name__} has weights of its own, {', '.join(learning)}, but a training "
+            "learns those of the encoder alone: make them numbers, or buffers of the module"
+        )
 
 
 def scalar(value: object, name: str) -> Tensor:
@@ -107,6 +122,25 @@ def scalar(value: object, name: str) -> Tensor:
     raise ValueError(
         f"{name} must be a tensor without axes, one number for the whole batch, got {found}: take "
         "the mean of several"
+    )
+
+
+def each_query(value: object, name: str, queries: int) -> Tensor:
+    """The same, if it is one number for each query: the log would count others wrongly.
+
+    Args:
+        name: what to call it in the message.
+        queries: how many there are.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Tensor) and value.shape == (queries,):
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(
+        f"of_queries of {name} must give one number for each of {queries} queries, got {found}: "
+        "reduce no axis but that of the documents, or return None"
     )
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.losses.contract import Scored, Term, checked_loss
-from sparton.losses.ranking import RankingLoss, added, by_rows
+from sparton.losses.ranking import RankingLoss, added, by_rows, checked_of_queries
 
 SUM = "sum"  # of the scores of all halves, beside the names of the halves
 
@@ -115,7 +115,7 @@ class Joint:
         scores = self._scores(batch)
         parts: list[Tensor | None] = []
         for name, loss in self._losses().items():
-            part = loss.of_queries(scores[name], batch.positives, batch.teacher_scores)
+            part = checked_of_queries(loss, scores[name], batch.positives, batch.teacher_scores)
             parts.append(part if part is None else self.weights.get(name, 1.0) * part)
         for pupil, weight in self._lessons():
             lesson = partial(self._divergence, pupil, reduction="none")

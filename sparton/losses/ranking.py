@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparton.losses.contract import Scored, Term
+from sparton.losses.contract import Scored, Term, each_query
 
 _ENTRIES = 2**24  # of a matrix of scores that is looked at for the log
 
@@ -60,10 +60,22 @@ class RankingLoss(ABC):
         """The sum of :meth:`of_queries` over the halves, ``[Q]``, or None."""
         return added(
             [
-                self.of_queries(scores, batch.positives, batch.teacher_scores)
+                checked_of_queries(self, scores, batch.positives, batch.teacher_scores)
                 for scores in batch.scores.values()
             ]
         )
+
+
+def checked_of_queries(
+    loss: RankingLoss, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+) -> Tensor | None:
+    """What a loss, perhaps a user's, says of each query.
+
+    Raises:
+        ValueError: it is not one number for each.
+    """
+    found = loss.of_queries(scores, positives, teacher_scores)
+    return None if found is None else each_query(found, type(loss).__name__, len(positives))
 
 
 def added(parts: Sequence[Tensor | None]) -> Tensor | None:

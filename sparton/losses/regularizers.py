@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sparton.losses.contract import refuse_weights
 from sparton.losses.ramps import ConstantRamp
 from sparton.losses.rows import Rows, active_terms, column_means, document_frequency, row_totals
 
@@ -115,6 +116,7 @@ class Regularizer:
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
             raise ValueError(f"a regularizer's weight must not be negative, got {self.weight}")
+        refuse_weights(self.penalty)
 
     def weight_at(self, step: int) -> float:
         return self.weight * self.ramp(step)

@@ -9,7 +9,7 @@ import pytest
 from sparton.datasets.mixture import Mixture, Share, build_mixture, text_mixture
 from sparton.datasets.permutation import ORDER, derive_key, permute
 from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK
-from sparton.types import TextForm
+from sparton.types import Example, TextForm
 from tests.datasets.numbered import Numbers
 
 
@@ -231,3 +231,31 @@ def test_sources_that_are_ready_belong_to_a_mixture() -> None:
     ):
         build_mixture({"a": numbers})
     assert len(build_mixture({"a": lambda on_error: numbers})) == len(Mixture({"a": numbers})) == 7
+
+
+class Own(Numbers):
+    """Of a user, that gives whatever it was made with."""
+
+    def __init__(self, given: object) -> None:
+        super().__init__("own", 3)
+        self.given = given
+
+    def example(self, index: int, draw: int, num_negatives: int) -> Example:
+        return self.given  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (("q", "p"), "'mine' gives tuple and not sparton.types.Example: let"),
+        (None, "'mine' gives NoneType and not sparton.types.Example: let"),
+        (Example("q", 7), "'mine' gives 7 in the place of a text"),  # type: ignore[arg-type]
+        (Example("q", "p", (b"n",)), "'mine' gives b'n' in the"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_source_of_a_user_that_gives_no_example_of_texts_is_refused(
+    given: object, found: str
+) -> None:
+    Mixture({"mine": Own(Example("q", "p"))})
+    with pytest.raises(ValueError, match=found):
+        Mixture({"mine": Own(given)})

@@ -285,6 +285,33 @@ def test_losses_and_penalties_of_ones_own_without_a_gradient_are_refused(reps):
     Objective(InfoNCE(), {}, penalty)(*learning, 0)  # whose documents do not learn
 
 
+class Learned(torch.nn.Module, RankingLoss):
+    """Cross entropy of scores times a number that is meant to be learned, or is not."""
+
+    def __init__(self, learns):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=learns)
+
+    def forward(self, scores, positives, teacher_scores=None):
+        return torch.nn.functional.cross_entropy(scores * self.scale, positives)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Objective,
+        lambda loss: WeightedSum({"mine": loss}, {"mine": 1.0}),
+        lambda loss: Joint(sparse=InfoNCE(), tokens=loss),
+        lambda penalty: Regularizer(penalty, 1.0),
+    ],
+)
+def test_weights_of_a_loss_of_ones_own_are_refused(make):
+    """No optimizer has them, so that they would stay what they are."""
+    make(Learned(learns=False))
+    with pytest.raises(ValueError, match="Learned has weights of its own, scale, but a training"):
+        make(Learned(learns=True))
+
+
 def test_what_lacks_parts_of_a_loss_is_refused():
     class Bare:
         def __call__(self, scores, positives, teacher_scores):

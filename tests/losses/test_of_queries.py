@@ -76,3 +76,36 @@ def test_a_loss_that_cannot_tell_queries_apart_says_so():
     both = WeightedSum({"a": InfoNCE(), "b": Unknown()}, {"a": 1.0, "b": 1.0})
     assert both.by_query(scored("a")) is None
     assert Joint(InfoNCE(), Unknown()).by_query(scored("sparse", "tokens")) is None
+
+
+class Own(RankingLoss):
+    """Of a user, whose numbers are what ``reduce`` makes of the scores."""
+
+    def __init__(self, reduce):
+        self.reduce = reduce
+
+    def __call__(self, scores, positives, teacher_scores):
+        return scores.mean()
+
+    def of_queries(self, scores, positives, teacher_scores):
+        return self.reduce(scores)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loss: loss,
+        lambda loss: WeightedSum({"a": LOSSES["infonce"], "b": loss}, {"a": 1.0, "b": 1.0}),
+        lambda loss: Joint(LOSSES["infonce"], loss),
+    ],
+)
+def test_what_is_not_one_number_for_each_query_is_refused(make):
+    batch = scored("sparse", "tokens")
+    assert make(Own(lambda scores: scores.mean(1))).by_query(batch).shape == (Q,)
+    for reduce, found in (
+        (lambda scores: scores, rf"a tensor of shape \({Q}, {Q * (1 + K)}\)"),
+        (lambda scores: scores.mean(), r"a tensor of shape \(\)"),
+        (lambda scores: scores.mean().item(), r"-?0\.\d+"),
+    ):
+        with pytest.raises(ValueError, match=rf"Own must give one number for each of .* {found}"):
+            make(Own(reduce)).by_query(batch)
