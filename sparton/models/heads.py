@@ -95,6 +95,14 @@ class SpladeHead(nn.Module):
         self.fold: Folding | None = None
         self.markup = Markup(**prompts, echo=echo)
 
+    @property
+    def own(self) -> str | None:
+        """The class of a head of a user's own, which may compute what no settings say; None for
+        those of this library, which compute the same in several ways."""
+        kind = type(self)
+        ours = kind.__module__.partition(".")[0] == "sparton"
+        return None if ours else f"{kind.__module__}.{kind.__qualname__}"
+
     def settle(self, backbone: "Backbone") -> None:
         """Take out special terms and read the folding; an encoder calls it with its backbone.
 
@@ -117,8 +125,9 @@ class SpladeHead(nn.Module):
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
     ) -> TopK:
         """The k largest entries of each :meth:`folded` representation, without a gradient; by the
-        fused kernel whichever the head, but with ``token_topk`` or folding from all entries."""
-        if self.token_topk is not None or self.fold is not None:
+        fused kernel whichever head of this library it is, but with ``token_topk`` or folding, and
+        of a head of a user's own, from all entries."""
+        if self.token_topk is not None or self.fold is not None or self.own is not None:
             with torch.no_grad():
                 reps = self.folded(self(hidden, weight, bias, tokens))
                 return TopK(*largest_of_rows(reps, k))

@@ -168,6 +168,36 @@ def test_a_head_that_differs_from_the_folder_is_refused(saved, tmp_path):
     assert load_encoder(path).head.pooling == "max"
 
 
+class Halved(EagerHead):
+    """A head of a user's own, which computes what no settings say."""
+
+    def forward(self, *given: object) -> Tensor:
+        return super().forward(*given) / 2
+
+
+class Other(Halved):
+    pass
+
+
+def test_a_head_of_ones_own_is_never_taken_for_its_settings(saved, tmp_path):
+    plain, expected = saved
+    encoder = make_encoder(head=Halved())
+    path = tmp_path / "own"
+    save_encoder(encoder, path, query_length=8, document_length=12)
+    assert torch.equal(2 * encode(encoder), encode(SpladeEncoder(encoder.backbone, EagerHead())))
+    for head in (None, SpartonHead(), Other()):
+        with pytest.raises(ValueError, match=rf"own was trained with the head {__name__}\.Halved"):
+            load_encoder(path, head)
+    with pytest.raises(TypeError, match="head"):
+        encode_elsewhere(path)
+    again = load_encoder(path, Halved())
+    assert torch.equal(encode(again), encode(encoder))
+    # Its largest entries are those of its own representations, and a plain folder may be its start.
+    tokens = TokenBatch.from_lists(again.tokenizer(TEXTS)["input_ids"])
+    assert torch.equal(again.topk(tokens, "document", 3).values, again(tokens).topk(3).values)
+    assert torch.equal(encode(load_encoder(plain, Halved())), expected / 2)
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("pooling_strategy", "mean"), ("activation_function", "gelu")]
 )

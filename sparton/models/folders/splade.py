@@ -56,6 +56,7 @@ CAUSAL = "sentence_transformers.base.modules.transformer.Transformer"
 BIAS = "sparton.integrations.sentence_transformers.LogitBias"
 KINDS = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 TASKS = ("fill-mask", "text-generation")
+OWN = "head"  # of the pooling's config.json: the class of a head of a user's own
 
 
 class HeadSettings(TypedDict):
@@ -69,10 +70,11 @@ class HeadSettings(TypedDict):
 
 class Layout(NamedTuple):
     """Where a masked-LM checkpoint lies in a folder, and the head after it, of which a plain
-    checkpoint says nothing."""
+    checkpoint says nothing; and its class, where that is a user's own."""
 
     subfolder: str
     head: HeadSettings | None
+    own: str | None = None
 
 
 def save_splade(encoder: SpladeEncoder, path: Path, lengths: Lengths) -> None:
@@ -133,13 +135,15 @@ def describe_lm(encoder: SpladeEncoder, *lengths: int) -> dict[str, Any]:
 
 def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
     """The ``config.json`` of that class."""
-    content = {
+    content: dict[str, Any] = {
         "pooling_strategy": encoder.head.pooling,
         "activation_function": encoder.head.activation,
         "word_embedding_dimension": encoder.vocabulary_size,
     }
     if encoder.head.token_topk is not None:
         content["token_topk"] = encoder.head.token_topk
+    if encoder.head.own is not None:  # which sentence-transformers refuses to build
+        content[OWN] = encoder.head.own
     return content
 
 
@@ -157,8 +161,8 @@ def load_splade(
 
     Raises:
         ValueError: the folder describes another kind of model, or another pooling, activation,
-            token_topk, folding or prompt than those of ``head``, or a similarity other than dot
-            product and cosine, or its weights are damaged or incomplete.
+            token_topk, folding, prompt or class of a user's own than those of ``head``, or a
+            similarity other than dot product and cosine, or its weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
     encoder = load_sparse(source, head, **options)
@@ -188,7 +192,14 @@ def load_layout(
     **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """:func:`load_splade` of a model whose layout is known."""
-    subfolder, settings = layout
+    subfolder, settings, own = layout
+    if own is not None and (head is None or head.own != own):
+        given = "none" if head is None else head.own or type(head).__name__
+        raise ValueError(
+            f"{source} was trained with the head {own}, and its files do not say what that "
+            f"computes; given is {given}: read it in Python by sparton.models.folders.load_encoder("
+            "folder, head=...), or go on from it with init_from and this head"
+        )
     if head is None:
         head = _usual_head(settings)
     elif settings is not None:
@@ -276,4 +287,4 @@ def splade_layout(source: Source, parts: Sequence[Part], *, described_in: str) -
         "token_topk": content.count("token_topk"),
         "folding": source.file(FOLDING, pooling),
     }
-    return Layout(transformer, settings)
+    return Layout(transformer, settings, content.get(OWN, str))
