@@ -53,7 +53,7 @@ def is_jit(function: ast.FunctionDef) -> bool:
 
 def runs_on(kernel: str, capability: str) -> bool:
     major, minor = map(int, capability.split("."))
-    if ".hopper." in kernel:
+    if re.search(r"\.hopper(_\w+)?\.", kernel):
         return major == 9
     return (major, minor) >= (8, 9) or not kernel.startswith(FP8)
 
