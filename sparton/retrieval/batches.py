@@ -25,6 +25,7 @@ from sparton.types import Kind, Side, TokenBatch, TokenPooling
 log = logging.getLogger(__name__)
 
 _TOKENS = {"cuda": 2**18}, 2**12  # of a batch, by kind of device, and of any other
+_STATES = 2**28  # numbers of a layer's states of a batch: of widths beyond 1,024 fewer tokens
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
@@ -227,8 +228,16 @@ def _bounds(
 ) -> tuple[int, int]:
     """The most tokens of a batch, and the most sequences."""
     tokens, entries = (of.get(device.type, other) for of, other in (_TOKENS, _ENTRIES))
+    tokens = min(tokens, _STATES // _hidden_size(encoder))
     width = getattr(encoder, "vocabulary_size", 0) if "sparse" in kinds else 0
     return batch_tokens or tokens, max(entries // max(width, _NARROWEST), 1)
+
+
+def _hidden_size(encoder: Any) -> int:
+    """The width of the states between its layers, of the documents' model where queries have
+    another; 1 where there is none."""
+    body = getattr(getattr(encoder, "document", encoder), "backbone", None)
+    return getattr(body, "hidden_size", 1)
 
 
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:

@@ -62,7 +62,8 @@ def encode_texts(
         texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
         batch_tokens: bound of sequences times longest sequence in a batch, which a single sequence
-            may exceed; None for 262,144 on a GPU, and 4,096 on a CPU, whose caches hold no more.
+            may exceed; None for 262,144 on a GPU, fewer where states are wider than 1,024, and
+            4,096 on a CPU, whose caches hold no more.
             The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
             a CPU.
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind, or "fp8" for

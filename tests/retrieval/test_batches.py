@@ -4,10 +4,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from sparton.retrieval.batches import ahead
+from sparton.retrieval.batches import _bounds, ahead
 
 PATIENCE = 10  # seconds
 
@@ -65,3 +67,14 @@ def test_turns_are_short_until_the_last_of_overlapping_blocks_ends():
     assert sys.getswitchinterval() < usual / 5
     second.close()
     assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize(("width", "tokens"), [(384, 2**18), (1024, 2**18), (4096, 2**16)])
+def test_a_gpu_gets_fewer_tokens_of_wider_states(width, tokens):
+    encoder = SimpleNamespace(backbone=SimpleNamespace(hidden_size=width), vocabulary_size=30_522)
+    gpu = torch.device("cuda")
+    for each in (encoder, SimpleNamespace(document=encoder, vocabulary_size=30_522)):
+        assert _bounds(each, ("sparse",), gpu, None)[0] == tokens
+    assert _bounds(encoder, ("sparse",), gpu, 5)[0] == 5
+    assert _bounds(encoder, ("sparse",), torch.device("cpu"), None)[0] == 2**12
+    assert _bounds(SimpleNamespace(), ("tokens",), gpu, None)[0] == 2**18
