@@ -116,8 +116,8 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
             return system(task, documents=stored.get(task.name))
 
     # Every task is downloaded and checked before the first is encoded.
-    kept = builders.values() if len(builders) == 1 and are_ours(cfg, cfg.split) else ()
-    build_first(() if kept else builders.values(), kept, world)
+    together = len(builders) == 1 and are_ours(cfg, cfg.split)
+    build_first((), builders.values(), world, together=together)
     output.mkdir(parents=True, exist_ok=True)
     place = Path(cfg.model)
     description = {

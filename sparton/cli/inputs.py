@@ -66,6 +66,5 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
     builders = [cache(build) for build in dev.values()]
     say_how_often(data, total_steps(cfg), cfg.batch)
     tests = task_builders(cfg, "test")
-    kept = builders if are_ours(cfg, "dev") else ()
-    build_first((*tests.values(), *(() if kept else builders)), kept, world)
+    build_first(tests.values(), builders, world, together=are_ours(cfg, "dev"))
     return Inputs(list(loggers.values()), data, [build() for build in builders], tests)

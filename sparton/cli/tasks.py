@@ -44,6 +44,8 @@ def build_first(
     own: Iterable[Callable[[], RetrievalTask]],
     shared: Iterable[Callable[[], RetrievalTask]],
     world: "World",
+    *,
+    together: bool,
 ) -> None:
     """Build tasks on the main process, which fetches and checks them, before any process goes on.
 
@@ -52,13 +54,14 @@ def build_first(
 
     Args:
         own: what the main process alone builds.
-        shared: what all processes need; builders that keep what they have built.
+        shared: what all processes need.
         world: this process among all.
+        together: whether the others build it meanwhile; its builders keep what they have built.
     """
     if world.is_main:
         for build in (*own, *shared):
             build()
-    else:
+    elif together:
         with suppress(Exception), fetching_nothing():  # what is wrong the main process tells
             for build in shared:
                 build()

@@ -100,7 +100,7 @@ class SpladeHead(nn.Module):
         """The class of a head of a user's own, which may compute what no settings say; None for
         those of this library, which compute the same in several ways."""
         kind = type(self)
-        ours = kind.__module__.partition(".")[0] == "sparton"
+        ours = kind.__module__.startswith("sparton.")
         return None if ours else f"{kind.__module__}.{kind.__qualname__}"
 
     def settle(self, backbone: "Backbone") -> None:

@@ -153,9 +153,12 @@ class Recorded:
 def test_other_processes_read_while_the_main_one_does():
     main, other = Recorded(is_main=True), Recorded(is_main=False)
     for world in (main, other):
-        build_first([world.building("own")], [world.building("shared")], world)
+        build_first([world.building("own")], [world.building("shared")], world, together=True)
     assert main.before_barrier == ["own", "shared"]
     assert other.before_barrier == ["shared"]
+    alone = Recorded(is_main=False)
+    build_first([], [alone.building("shared")], alone, together=False)
+    assert alone.before_barrier == []
 
 
 def test_what_is_wrong_the_main_process_tells_alone():
@@ -163,10 +166,10 @@ def test_what_is_wrong_the_main_process_tells_alone():
         raise ValueError("malformed")
 
     main, other = Recorded(is_main=True), Recorded(is_main=False)
-    build_first([], [other.building("shared", broken)], other)
+    build_first([], [other.building("shared", broken)], other, together=True)
     assert other.before_barrier == ["shared"]
     with pytest.raises(ValueError, match="malformed"):
-        build_first([], [main.building("shared", broken)], main)
+        build_first([], [main.building("shared", broken)], main, together=True)
     assert main.before_barrier is None
 
 
@@ -178,7 +181,7 @@ def test_other_processes_fetch_nothing(registered):  # noqa: F811
         return fetched[0]
 
     other = Recorded(is_main=False)
-    build_first([], [other.building("shared", fetch)], other)
+    build_first([], [other.building("shared", fetch)], other, together=True)
     assert (other.before_barrier, fetched) == (["shared"], [])
     assert fetch().qrels  # outside it is as ever
     with fetching_nothing():

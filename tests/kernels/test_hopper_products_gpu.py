@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.kernels.encoder_layer import linear as layers
-from sparton.kernels.encoder_layer.hopper_products import fills_hopper, hopper_linear
+from sparton.kernels.encoder_layer.hopper_products import hopper_linear, suits_hopper
 from tests.kernels.problems import error
 from tests.kernels.test_encoder_layer import HALVES
 
@@ -101,7 +101,7 @@ def test_large_products_are_our_own_and_small_ones_the_librarys(monkeypatch):
     monkeypatch.setattr(layers, "_hopper", lambda: counted)
     x, weight, bias = operands(40_000, 768, 3072, torch.float16)
     bias = bias.half()
-    assert fills_hopper(x, weight) and not fills_hopper(x[:500], weight)
+    assert suits_hopper(x, weight) and not suits_hopper(x[:500], weight)
     for few in (x, x[:500], x[:, :-1].contiguous(), x.float()):
         matching = weight[:, : few.shape[1]].contiguous().to(few.dtype)
         given = few, matching, bias.to(few.dtype)

@@ -90,7 +90,7 @@ def test_training_after_inference_mode(device):
     scores = maxsim(queries, documents)
     scores.sum().backward()
     # On a CPU without a backward another product, of other sizes, which may be rounded otherwise.
-    assert torch.allclose(scores, alone, rtol=1e-5)
+    assert torch.allclose(scores, alone, rtol=0 if scores.is_cuda else 1e-5, atol=0)
     assert not torch.allclose(scores, alone.roll(1, 0), rtol=1e-2)
     assert boundaries._kept.cache_info().hits >= 2
     assert queries.grad.any()

@@ -10,8 +10,8 @@ their registers: while one does, another multiplies. The ring, its barriers and 
 are those of segment_max/hopper.py. A part leaves in pieces through two small buffers (stmatrix,
 TMA), one of which is filled while the other is emptied.
 
-Measured on an H100 at its power limit, CUDA's library takes a twelfth longer with a bias than
-without, and a fifth longer with GELU, in its tanh form.
+CUDA's library takes longer with a bias than without, and longer still with GELU, which it has in
+its tanh form alone.
 """
 
 import torch
@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sparton.kernels.launch import Launch, cdiv, multiprocessors
+from sparton.kernels.launch import Launch, cdiv, fits_descriptor, multiprocessors
 from sparton.kernels.tiles import Descriptor, copy_in, copy_out, halves, rows_layout
 
 ROWS, COLUMNS, CHUNK = 128, 256, 64  # of a tile, and columns of x that are multiplied at once
@@ -241,8 +241,14 @@ def hopper_linear(
     return out, product
 
 
-def fills_hopper(x: Tensor, weight: Tensor) -> bool:
-    """Whether there are tiles enough for all multiprocessors: with fewer, the last ones leave most
-    of these idle, and CUDA's library has smaller ones."""
+def suits_hopper(x: Tensor, weight: Tensor) -> bool:
+    """Whether :func:`hopper_linear` takes these operands, and there are tiles enough for all
+    multiprocessors: with fewer, the last ones leave most of these idle, and CUDA's library has
+    smaller ones."""
+    in_halves = x.dtype == weight.dtype and x.dtype.itemsize == 2
+    contiguous = x.is_contiguous() and weight.is_contiguous()
+    if not (in_halves and contiguous and len(weight) % 8 == 0):
+        return False
     tiles = cdiv(len(x), ROWS) * cdiv(len(weight), COLUMNS)
-    return tiles >= WAVES * multiprocessors(x.device)
+    enough = tiles >= WAVES * multiprocessors(x.device)
+    return enough and fits_descriptor(x) and fits_descriptor(weight)

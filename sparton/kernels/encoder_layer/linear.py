@@ -14,7 +14,7 @@ from sparton.kernels.dispatch import late, on_its_device
 _gelu = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _hopper = late("sparton.kernels.encoder_layer.hopper_products.hopper_linear")
-_fills_hopper = late("sparton.kernels.encoder_layer.hopper_products.fills_hopper")
+_suits_hopper = late("sparton.kernels.encoder_layer.hopper_products.suits_hopper")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -57,13 +57,7 @@ def linear_gelu_norm(
 
 def _is_for_hopper(x: Tensor, weight: Tensor) -> bool:
     """Whether our own kernel serves these operands, and is faster."""
-    if not (x.is_cuda and _is_hopper(x.device)):
-        return False
-    whole = x.shape[1] % 8 == 0 and len(weight) % 8 == 0
-    aligned = (x.data_ptr() | weight.data_ptr()) % 16 == 0
-    contiguous = x.is_contiguous() and weight.is_contiguous()
-    halves = x.dtype == weight.dtype and x.dtype.itemsize == 2
-    return whole and aligned and contiguous and halves and _fills_hopper()(x, weight)
+    return x.is_cuda and _is_hopper(x.device) and _suits_hopper()(x, weight)
 
 
 @functools.cache
