@@ -241,6 +241,8 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "whole-warm": ("whole-queries", "warm"),
         "whole-warmer": ("whole-queries", "warmer"),
         "whole-warmest": ("whole-queries", "warmest"),
+        "whole-warmer-ema": ("whole-queries", "warmer", "ema"),
+        "whole-warmer-long": ("whole-queries", "warmer", "long"),
         "whole-warmer-denser": ("whole-queries", "warmer", "denser"),
         "whole-two-logarithms": ("whole-queries", "two-logarithms"),
         "whole-two-logarithms-denser": ("whole-queries", "two-logarithms", "denser"),
@@ -266,7 +268,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 CHOSEN = {
     "splade": ("base", "fp8-head", "fp8-layers", "best-whole-long"),
     "colbert": ("base", "best-plain-wide", "best-whole"),
-    "inference-free": ("base", "best"),
+    "inference-free": ("base", "best", "whole-warmer"),
     "joint": ("base", "best-whole-long"),
 }
 # Means of the weights of models of several recipes, by their own name.
