@@ -247,6 +247,18 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "whole-two-logarithms": ("whole-queries", "two-logarithms"),
         "whole-two-logarithms-denser": ("whole-queries", "two-logarithms", "denser"),
         "whole-distilled-warmer": (*DISTILLED, "warmer-teacher", "whole-queries"),
+        "whole-distilled-warmer-long": (
+            *DISTILLED,
+            "warmer-teacher",
+            "whole-queries",
+            "long",
+        ),
+        "whole-distilled-warmer-learned": (
+            *DISTILLED,
+            "warmer-teacher",
+            "learned-queries",
+            "whole-queries",
+        ),
         "whole-home-warmer": ("two-miners", "parent-most", "warmer-teacher", "whole-queries"),
         "whole-rare": ("whole-queries", "rare"),
         "whole-mined": (*TEXTS, "two-miners", "whole-queries"),
@@ -268,7 +280,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 CHOSEN = {
     "splade": ("base", "fp8-head", "fp8-layers", "best-whole-long"),
     "colbert": ("base", "best-plain-wide", "best-whole"),
-    "inference-free": ("base", "best", "whole-warmer"),
+    "inference-free": ("base", "best", "whole-warmer", "whole-distilled-warmer"),
     "joint": ("base", "best-whole-long"),
 }
 # Means of the weights of models of several recipes, by their own name.

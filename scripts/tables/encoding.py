@@ -24,7 +24,7 @@ def encoding(records: list[Record]) -> str:
     return markdown([*header, "times sentence-transformers"], rows)
 
 
-@table("collections", "collections")
+@table("collections", "collections", together="verb")
 def collections(records: list[Record]) -> str:
     """Commands on one GPU and on several."""
     rows = []
