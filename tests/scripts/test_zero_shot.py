@@ -222,13 +222,20 @@ OWN = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("colbert", "whole"), ("splade", "whole-long"), ("joint", "whole-long")]
+    ("kind", "name"),
+    [
+        ("colbert", "best-whole"),
+        ("splade", "best-whole-long"),
+        ("joint", "best-whole-long"),
+        ("inference-free", "whole-distilled-warmer"),
+    ],
 )
 def test_an_experiment_for_own_data_is_the_recipe_of_the_study(arguments, kind, name):
     alone = argparse.Namespace(**vars(arguments) | {"overrides": []})
-    step = zero_shot.training(alone, kind, f"best-{name}", 0)
-    start = next((word for word in step.words if word.startswith("backbone.name=")), "seed=0")
-    cfg = composed(f"experiment={kind}_from_dense", start)
+    step = zero_shot.training(alone, kind, name, 0)
+    files = ("backbone.name=", "query_encoder.weights=")
+    start = [word for word in step.words if word.startswith(files)]
+    cfg = composed(f"experiment={kind.replace('-', '_')}_from_dense", *start)
     recipe = compose(step)
     of_both = [{key: each[key] for key in each if key not in OWN} for each in (cfg, recipe)]
     assert of_both[0] == of_both[1]
