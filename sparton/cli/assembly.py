@@ -89,7 +89,9 @@ class Run:
                 for logger in self.loggers:
                     logger.conclude(figures, trainer.settings.steps)
             if trainer.world.is_main:
-                say_the_end(trainer.folder, trainer.encoder.kinds, public=self.public)
+                own = getattr(getattr(trainer.encoder, "head", None), "own", None)
+                kinds = trainer.encoder.kinds
+                say_the_end(trainer.folder, kinds, public=self.public, own_head=own)
         finally:
             for logger in self.loggers:
                 logger.close()

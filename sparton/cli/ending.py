@@ -14,13 +14,16 @@ from sparton.types import Kind
 log = logging.getLogger(__name__)
 
 
-def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
+def say_the_end(
+    folder: Path, kinds: Collection[Kind], *, public: bool, own_head: str | None = None
+) -> None:
     """Draw a run and print its files and, but for a cell of a sweep, some next commands.
 
     Args:
         folder: of the run.
         kinds: of its model's representations.
         public: whether it was trained on data of the hub, and not on a user's own.
+        own_head: class of a user's own head, without which nothing loads the model.
     """
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())  # what can be typed here
@@ -38,23 +41,29 @@ def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
     compared = []
     if results.exists():
         compared = [(f"sparton compare {folder} OTHER_RUN", "is the difference significant?")]
-    tests = "small_beir" if public else "beir_folder evaluation.path=FOLDER"
     say("\nWhat to do next:")
-    for command, purpose in (
-        (f"sparton evaluate model={model} evaluation={tests}", "or folders, trec, ir_datasets"),
-        (
-            f"sparton encode model={model} data=FOLDER output=encoded",
-            "for sparton search encoded",
-        ),
-        *compared,
-        (f"sparton push {model} USER/NAME", "to the Hugging Face hub"),
-    ):
+    for command, purpose in [*(_uses(model, public) if own_head is None else ()), *compared]:
         say(f"  {command}", f"  # {purpose}")
     say("and in Python:")
+    if own_head is not None:
+        say("  from sparton.models.folders import load_encoder")
+        say(f'  encoder = load_encoder("{model}", head={own_head}())')
+        return
     say(f'  import sparton; model = sparton.load("{model}")')
     say('  model.index(documents).search(["a question"], k=10)')
     shown = '"a text"' if "sparse" in kinds else '"a question", "a text"'
     say(f"  model.explain({shown})")
+
+
+def _uses(model: Path, public: bool) -> list[tuple[str, str]]:
+    """Commands that take a model, and what for."""
+    tests = "small_beir" if public else "beir_folder evaluation.path=FOLDER"
+    encoding = f"sparton encode model={model} data=FOLDER output=encoded"
+    return [
+        (f"sparton evaluate model={model} evaluation={tests}", "or folders, trec, ir_datasets"),
+        (encoding, "for sparton search encoded"),
+        (f"sparton push {model} USER/NAME", "to the Hugging Face hub"),
+    ]
 
 
 def draw(folder: Path) -> Path | None:

@@ -151,8 +151,8 @@ class BatchStream(Dataset[TrainBatch]):
                 return example
         raise ArgumentError(
             "{unique_positives:name}: {} draws for position {} gave only queries or positives that "
-            "the batch of {} already holds, and the data has {} examples: make it smaller, or set "
-            "{unique_positives}",
+            "the batch of {} already holds, and the data has {} examples: make the batch smaller, "
+            "or set {unique_positives}",
             *(SUBSTITUTION_ATTEMPTS, position, self.batch, len(self.data)),
             unique_positives=False,
         )

@@ -5,8 +5,8 @@ import json
 from sparton.cli.ending import draw, say_the_end
 
 
-def end(folder, capsys, kinds=("sparse",), public=False) -> str:
-    say_the_end(folder, kinds, public=public)
+def end(folder, capsys, kinds=("sparse",), **options) -> str:
+    say_the_end(folder, kinds, **{"public": False, **options})
     return capsys.readouterr().out
 
 
@@ -59,6 +59,15 @@ def test_a_cell_of_a_sweep_names_its_files_alone(tmp_path, capsys):
     (tmp_path / "cell.json").write_text("{}")
     said = end(tmp_path, capsys)
     assert f"{tmp_path}/model\n" in said and "next" not in said and "sparton" not in said
+
+
+def test_a_model_with_a_head_of_ones_own_is_loaded_with_it(tmp_path, capsys):
+    make_run(tmp_path)
+    said = end(tmp_path, capsys, own_head="my_heads.Halved")
+    assert f'load_encoder("{tmp_path}/model", head=my_heads.Halved())' in said
+    assert f"sparton compare {tmp_path} OTHER_RUN" in said
+    for refused in ("sparton evaluate", "sparton encode", "sparton push", "sparton.load"):
+        assert refused not in said and refused in end(tmp_path, capsys)
 
 
 def test_a_picture_that_cannot_be_drawn_spoils_nothing(tmp_path, caplog, capsys, monkeypatch):

@@ -195,7 +195,7 @@ def test_what_the_first_batch_lacks_is_said_in_the_parent_process(
         stream = BatchStream(Mixture({"a": source}), tokenizer, batch, unique_positives=True)
         return len(train_loader(stream, 5, steps, num_workers=1))
 
-    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make it smaller"):
+    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make the batch smaller"):
         length(steps=6)
     assert length(steps=5) == 0, "no step is left, so none is tried"
     assert length(steps=6, batch=3) == 1

@@ -7,7 +7,7 @@ D hidden width, E width of a token's vector.
 """
 
 import string
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -171,11 +171,13 @@ def check_head(
     may be another."""
     if given is None:
         return
-    ours, theirs = (
-        {key: getattr(head, key) for key in SETTINGS} | {"skiplist": {*head.skipped(tokenizer)}}
-        for head in (given, found)
-    )
+    ours, theirs = (_settings(head, tokenizer) for head in (given, found))
     check_settings(source, ours, theirs)
+
+
+def _settings(head: ColbertHead, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    skipped = " ".join(sorted({*head.skipped(tokenizer)}))
+    return {key: getattr(head, key) for key in SETTINGS} | {"skiplist": skipped}
 
 
 def _widths(source: Source, width: int) -> list[int] | None:
