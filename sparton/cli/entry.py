@@ -20,7 +20,7 @@ from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
 from sparton.cli.evaluation_checks import check_evaluation, refuse_ignored, refuse_missing_values
 from sparton.cli.folders import existing
-from sparton.cli.overrides import setting_of
+from sparton.cli.overrides import setting_of, typed_overrides
 from sparton.cli.starting_models import check_lengths, check_places, find_models
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -47,7 +47,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
             raise ValueError("this is a sweep, which the command runs: sparton train ...")
         for cfg in variants:
             check_places(cfg)
-            check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), cfg.hydra.overrides.task)
+            check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), typed_overrides(cfg.hydra))
         find_models(variants)
         check_lengths(variants)
         from sparton.cli.launching import run_cell_of_sweep, run_training_here
@@ -78,7 +78,7 @@ def evaluate(request: Request, program: Sequence[str]) -> None:
     with composer(request, "evaluate") as opened:
         variants = opened.variants()
         for cfg in variants:
-            check_evaluation(cfg, cfg.hydra.overrides.task)
+            check_evaluation(cfg, typed_overrides(cfg.hydra))
         from sparton.cli.evaluation import evaluate_here
         from sparton.training.outcome import ECHO
 
@@ -108,7 +108,7 @@ def encode(request: Request, program: Sequence[str]) -> None:
         refuse_missing_values(cfg)
         from sparton.cli.encoding import ECHO, run_encoding
 
-        command = [*program, *request.again(), *cfg.hydra.overrides.task]
+        command = [*program, *request.again(), *typed_overrides(cfg.hydra)]
         with settings_named(query_length="length", document_length="length"):
             task = _giving_errors(partial(run_encoding, command=command), ECHO)
             _unless_error(opened.run(task))

@@ -154,9 +154,12 @@ def explain(error: Exception) -> str:
         case OSError(errno=errno.EACCES | errno.EPERM, filename=str(path)):
             return f"{path}: permission denied; change who may use it, or name another place"
         case OSError(errno=errno.EEXIST | errno.ENOTDIR, filename=str(path)):
-            return f"{path}: a file lies where a folder is needed; name another place"
+            leads_nowhere = os.path.islink(path) and not os.path.exists(path)
+            lying = "a link to nothing" if leads_nowhere else "a file"
+            return f"{path}: {lying} lies where a folder is needed; name another place"
         case InterpolationResolutionError(full_key=str(key)) if key:
-            return f"{key}: {str(error).splitlines()[0]}"
+            why = str(error).splitlines()[0]
+            return f"{key}: {why.partition(' raised while resolving interpolation: ')[2] or why}"
         case HydraException() | OmegaConfBaseException():
             return str(error).splitlines()[0]  # the rest is about types
     remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")

@@ -18,7 +18,7 @@ from sparton import evaluation
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
-from sparton.cli.overrides import folder_name, overrides_in
+from sparton.cli.overrides import folder_name, overrides_in, typed_overrides
 from sparton.cli.schema import flat_settings
 from sparton.cli.targets import refuse_wrong_settings
 from sparton.cli.tasks import are_ours, build_first, task_builders
@@ -45,13 +45,13 @@ def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> None:
     Args:
         again: the words that start this program in the same way.
     """
-    typed, alone = HydraConfig.get().overrides.task, "RANK" not in os.environ
+    words, alone = typed_overrides(HydraConfig.get()), "RANK" not in os.environ
     if cfg.gpus > 1 and alone:
-        _evaluate_on_gpus(cfg, [*again, *typed, "hydra.mode=RUN"])
+        _evaluate_on_gpus(cfg, [*again, *words, "hydra.mode=RUN"])
         return
     own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
     with termination_told("the same command evaluates anew"), _echoes_held(own):
-        run_evaluation(cfg, typed, own)
+        run_evaluation(cfg, words, own)
         leave_world()
 
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS, explain
 from sparton.cli.folders import kept_if_begun
+from sparton.cli.overrides import typed_overrides
 from sparton.cli.sweeps import cell_settings, run_command
 from sparton.cli.training import run_training
 from sparton.sweeps.cells import run_cell
@@ -35,7 +36,7 @@ def run_cell_of_sweep(cfg: DictConfig, again: Sequence[str]) -> None:
     rank = join_job()
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    command = run_command(again, hydra_config.overrides.task, folder)
+    command = run_command(again, typed_overrides(hydra_config), folder)
     run_cell(command, folder, cell_settings(cfg, hydra_config), rank)
 
 
@@ -58,7 +59,7 @@ def run_training_here(cfg: DictConfig, again: Sequence[str], found: Path, log: b
         if cfg.gpus > 1 and not is_rank:
             check_gpus(cfg.gpus, None)
             # Where the folder's name has a time in it, every rank would have one of its own.
-            command = run_command(again, hydra_config.overrides.task, folder)
+            command = run_command(again, typed_overrides(hydra_config), folder)
             run_on_gpus(command, cfg.gpus, folder)
         else:
             run_here(partial(_work, cfg, folder), folder, EXPECTED_ERRORS, explain)

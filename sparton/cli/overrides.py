@@ -6,12 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from pathlib import PurePath
 
+from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf
 
 _LONGEST_NAME = 120
 _NO_OVERRIDES = "defaults"
 _NOT_TEXT = {"null", "true", "false", "inf", "nan"}
+
+
+def typed_overrides(hydra_config: DictConfig | HydraConf) -> list[str]:
+    """The overrides of a command line with their ``${...}``, which settings alone look up."""
+    words = OmegaConf.to_container(OmegaConf.create(hydra_config.overrides.task), resolve=False)
+    assert isinstance(words, list)
+    return words
 
 
 def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str:

@@ -3,9 +3,9 @@
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator
+from pkgutil import resolve_name
 from typing import Any, Unpack, get_args, get_origin
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -88,9 +88,12 @@ def parameters(target: str, place: str) -> dict[str, Any] | None:
         ValueError: there is no such class or function.
     """
     try:
-        found = get_object(target)
+        found = resolve_name(target)
     except Exception as error:  # whatever an import may raise
-        raise ValueError(f"{place}._target_={target}: {str(error).splitlines()[0]}") from error
+        near = None
+        if isinstance(error, AttributeError) and error.name:
+            near = nearest(error.name, dir(error.obj))
+        raise ValueError(f"{place}._target_={target}: {error}{did_you_mean([near])}") from error
     try:
         taken = _signature(found).parameters.values()
     except (TypeError, ValueError):  # of a built-in function

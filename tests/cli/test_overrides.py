@@ -2,8 +2,15 @@
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from sparton.cli.overrides import cell_name, fixed_settings, folder_name, written
+from sparton.cli.overrides import (
+    cell_name,
+    fixed_settings,
+    folder_name,
+    typed_overrides,
+    written,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +25,11 @@ from sparton.cli.overrides import cell_name, fixed_settings, folder_name, writte
 )
 def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
     assert folder_name(overrides, left_out={"seed"}) == name
+
+
+def test_overrides_are_told_as_they_were_typed():
+    words = ["data.root=${oc.env:NOWHERE_SET}", "batch=${nothing}"]
+    assert typed_overrides(OmegaConf.create({"overrides": {"task": words}})) == words
 
 
 @pytest.mark.parametrize(

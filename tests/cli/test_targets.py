@@ -24,6 +24,21 @@ def test_settings_that_no_object_takes_are_refused_wherever_they_come_from():
         refuse_wrong_settings(cfg, ["data"])
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere.Loss", "No module named 'nowhere'"),
+        ("torch.nn.Lineer", "module 'torch.nn' has no attribute 'Lineer'; did you mean Linear?"),
+        ("a..b", "invalid format: 'a..b'"),
+    ],
+)
+def test_what_is_nowhere_is_refused_in_one_line(target, words, caplog):
+    with pytest.raises(ValueError) as refused:
+        parameters(target, "loss")
+    assert str(refused.value) == f"loss._target_={target}: {words}"
+    assert not caplog.records
+
+
 WRONG = [
     ("data.limit=abc", "must be a whole number, or null"),
     ("data.limit=true", "must be a whole number, or null"),
