@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import MissingMandatoryValue
@@ -154,7 +155,7 @@ def explain(error: Exception) -> str:
         case OSError(errno=errno.EACCES | errno.EPERM, filename=str(path)):
             return f"{path}: permission denied; change who may use it, or name another place"
         case OSError(errno=errno.EEXIST | errno.ENOTDIR, filename=str(path)):
-            leads_nowhere = os.path.islink(path) and not os.path.exists(path)
+            leads_nowhere = Path(path).is_symlink() and not Path(path).exists()
             lying = "a link to nothing" if leads_nowhere else "a file"
             return f"{path}: {lying} lies where a folder is needed; name another place"
         case InterpolationResolutionError(full_key=str(key)) if key:
