@@ -5,6 +5,7 @@ Q queries, N documents.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
@@ -239,8 +240,8 @@ class Retriever:
             ValueError: a text alone, of a model without sparse vectors, something that is no text,
                 or ``k`` below 1.
         """
-        for each in (text, document):
-            if not isinstance(each, str | None):
+        for each in (text, "" if document is None else document):
+            if not isinstance(each, str):
                 raise ValueError(f"one text is explained at a time, not {each!r}")
         refuse_below(1, k=k)
         if document is None:
@@ -340,7 +341,7 @@ class TextIndex:
             ValueError: a single text in the place of a list, a query without text, or ``k`` below
                 1.
         """
-        if not hasattr(k, "__index__"):
+        if isinstance(k, bool) or not hasattr(k, "__index__"):
             raise ValueError(f"k={k!r} must be a whole number")
         if not isinstance(queries, Representations):
             queries = _listed(queries, "query")
@@ -416,6 +417,8 @@ def _listed(texts: Sequence[str], side: Side) -> Sequence[str]:
         return texts
     if not hasattr(texts, "__len__") or isinstance(texts, Mapping | set | frozenset):
         raise ValueError(f"texts is a {type(texts).__name__}: put them into a list")
+    if hasattr(texts, "columns"):
+        raise ValueError(f"texts is a {type(texts).__name__}, a table: give one column of it")
     listed = list(texts)
     for row, text in enumerate(listed):
         if not isinstance(text, str):
@@ -442,11 +445,14 @@ def _stored_dtype(documents: Representations) -> VectorDtype:
 
 
 def _listed_ids(ids: Sequence[str], num_documents: int) -> list[str]:
-    if not hasattr(ids, "__len__") or isinstance(ids, set | frozenset):
+    if not hasattr(ids, "__len__") or isinstance(ids, str | set | frozenset):
         raise ValueError(f"ids is a {type(ids).__name__}: put them into a list")
     if len(ids) != num_documents:
         raise ValueError(f"there are {num_documents} documents, but {len(ids)} ids")
-    listed = list(ids)
+    listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    for row, each in enumerate(listed):
+        if not isinstance(each, str | Integral):
+            raise ValueError(f"the id of document {row} is {each!r}: each must be text or a number")
     if len(set(listed)) != len(listed):
         twice = Counter(listed).most_common(1)[0][0]
         raise ValueError(f"the id {twice!r} stands for several documents: ids must differ")

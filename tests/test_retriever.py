@@ -113,6 +113,12 @@ def test_a_folder_with_something_in_it_is_not_replaced(load, tmp_path):
     assert file.read_text() == "a,b" and not list(tmp_path.glob(".*"))
 
 
+class Table(list):
+    """A table of pandas: a loop meets the names of its columns."""
+
+    columns = ("text",)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -126,6 +132,12 @@ def test_a_folder_with_something_in_it_is_not_replaced(load, tmp_path):
             lambda model: model.index(TEXTS, build="compressed"),
             "build='compressed' builds no index",
         ),
+        (lambda model: model.index(TEXTS).search(["cat"], k=True), "k=True must be a whole number"),
+        (lambda model: model.index(TEXTS, "abc"), "ids is a str: put them into a list"),
+        (lambda model: model.index(["a"], [None]), "the id of document 0 is None: each must be"),
+        (lambda model: model.index(["a"], [["x"]]), r"the id of document 0 is \['x'\]: each must"),
+        (lambda model: model.index(Table({"text": TEXTS})), "texts is a Table, a table: give one"),
+        (lambda model: model.explain(None), "one text is explained at a time, not None"),
         (lambda model: model.explain(TEXTS), "one text is explained at a time, not"),
         (lambda model: model.explain("cat", k=0), "k=0 must be at least 1"),
     ],
@@ -147,6 +159,12 @@ def test_texts_and_ids_are_taken_in_their_order_whatever_their_labels(load):
     index = model.index(Labelled(TEXTS), Labelled(IDS))
     assert index.search(Labelled(["red cat", "green"]), k=2) == expected
     assert expected[0] and expected[0] != expected[1]
+
+
+def test_ids_of_an_array_are_given_back_as_numbers(load):
+    index = load("splade").index(TEXTS, np.arange(5, 5 + len(TEXTS)))
+    found = [hit.id for hit in index.search(["red cat"], k=2)[0]]
+    assert found and {type(each) for each in found} == {int}
 
 
 def test_vectors_of_another_kind_are_not_indexed(load):

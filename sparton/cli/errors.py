@@ -5,6 +5,9 @@ The environment variable HYDRA_FULL_ERROR=1 shows where an error was raised.
 
 import errno
 import os
+import re
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -48,6 +51,7 @@ _SETTINGS = {
     "decay": "averaging.decay",
     "final": "scheduler.final",
     "format": "data.format",
+    "forms": "data.forms",
     "freeze_backbone": "head.freeze_backbone",
     "homogeneous": "data.homogeneous",
     "limit": "data.limit",
@@ -95,6 +99,10 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{program}: interrupted{'; ' if interrupted else ''}{interrupted}\n")
         sys.exit(130)
+    except BrokenPipeError as error:
+        if not _nobody_reads():
+            sys.exit(f"{program}: {explain(error)}")
+        sys.exit(128 + signal.SIGPIPE)
     except EXPECTED_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -103,6 +111,17 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         who = f"{program}: rank {os.environ['RANK']}" if several else program
         sys.exit(f"{who}: {explain(error)}")
+
+
+def _nobody_reads() -> bool:
+    """Whether whoever read the standard output has left, as ``head`` does. What is still to be
+    written goes nowhere then, or Python would complain at its end."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 @contextmanager
@@ -142,7 +161,7 @@ def explain(error: Exception) -> str:
     """What went wrong, in the words of who noticed, with settings as overrides name them."""
     match error:
         case InstantiationException() if isinstance(error.__cause__, Exception):
-            return explain(error.__cause__)  # of an object that Hydra was to build
+            return _of_object(error, error.__cause__)
         case ArgumentError():
             return error.told(_setting, _override)
         case MissingMandatoryValue():  # ??? in a configuration
@@ -165,6 +184,14 @@ def explain(error: Exception) -> str:
             return str(error).splitlines()[0]  # the rest is about types
     remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")
     return f"{error}{remedy}"
+
+
+def _of_object(error: InstantiationException, cause: Exception) -> str:
+    """What went wrong with an object that Hydra was to build, with the object's place where the
+    words for it name no setting."""
+    told, place = explain(cause), re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)
+    names_none = isinstance(cause, ValueError) and not isinstance(cause, ArgumentError)
+    return f"{place[1]}: {told}" if place and names_none and place[1] not in told else told
 
 
 def _setting(argument: str) -> str:

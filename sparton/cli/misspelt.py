@@ -199,6 +199,7 @@ def _unknown(override: Override, cfg: DictConfig, depth: int) -> str:
         names = top_level(cfg)
         near = nearest(key, names)
         guesses = [".".join([near, *rest])] if near else _endings(cfg, path)
+        guesses = _with_dots(cfg, key) or guesses
         told = did_you_mean(f"{sign}{guess}{assigned}" for guess in guesses)
         return f"{line}: there is no setting {key}{told or '; --help shows all'}"
     node = OmegaConf.select(cfg, place)
@@ -213,6 +214,13 @@ def _unknown(override: Override, cfg: DictConfig, depth: int) -> str:
     guess = near and f"{sign}{'.'.join([place, near, *rest])}{assigned}"
     told = did_you_mean([guess]) or f"; it has {', '.join(names) or 'no settings'}"
     return f"{line}: {place} has no {key}{told}"
+
+
+def _with_dots(cfg: DictConfig, key: str) -> list[str]:
+    """Settings whose dots were written as underscores, as arguments of Python are."""
+    cuts = [place for place, letter in enumerate(key) if letter == "_"]
+    dotted = [f"{key[:cut]}.{key[cut + 1 :]}" for cut in cuts]
+    return [each for each in dotted if OmegaConf.select(cfg, each) is not None]
 
 
 def _endings(cfg: DictConfig, path: Sequence[str]) -> list[str]:

@@ -119,8 +119,6 @@ def say_how_often(data: Mixture, steps: int, batch: int) -> None:
         ]
         log.info("shares of the sources: %s", ", ".join(shares))
     if times > _OFTEN:
-        log.warning(
-            "each example is seen %.0f times: steps=%d sees each three times",
-            times,
-            max(3 * len(data) // batch, 1),
-        )
+        fewer = 3 * len(data) // batch
+        told = f"steps={fewer} sees each three times" if fewer else "a batch has more than the data"
+        log.warning("each example is seen %.0f times: %s", times, told)

@@ -60,7 +60,8 @@ def check(
 
     Raises:
         ValueError: no source has negatives, or some example has none though the loss compares with
-            them; or a source has no teacher scores though they are needed.
+            them; or a source has no teacher scores though they are needed, or another scale of them
+            than another source.
     """
     lacking = without_negatives(data, num_negatives)
     wholes = {name: whole_of(source) for name, source in data.sources.items()}
@@ -90,6 +91,25 @@ def check(
             "as for distillation, or {loss}",
             ", ".join(bare),
             loss=Instance("InfoNCE"),
+        )
+    if needs_teacher:
+        _refuse_two_scales(wholes)
+
+
+def _refuse_two_scales(sources: dict[str, Source]) -> None:
+    """Scores of one teacher stay as they are, and those of several are brought to one scale."""
+    teachers = {
+        name: source.table.facts["teachers"]
+        for name, source in sources.items()
+        if isinstance(source, Records)
+    }
+    raw = [name for name, number in teachers.items() if number == 1]
+    scaled = [name for name, number in teachers.items() if number > 1]
+    if raw and scaled:
+        raise ValueError(
+            f"the loss follows teachers, and source {raw[0]} has raw scores of one where source "
+            f"{scaled[0]} has means of {teachers[scaled[0]]}, brought to one scale: let the same "
+            "teachers score both, or leave one out"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.files import locate
 from sparton.datasets.lookup import Records, Source, whole_of
 from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
@@ -209,8 +210,10 @@ def _checked_forms(
     checked = {}
     for name, form in forms.items():
         if name not in sources:
-            raise ValueError(
-                f"forms are given for {name!r} but the sources are {', '.join(sources)}"
+            raise ArgumentError(
+                "{forms:name} are given for {!r} but the sources are {}",
+                *(name, ", ".join(sources)),
+                forms=forms,
             )
         fields = form._asdict() if isinstance(form, TextForm) else dict(form)
         if unknown := [key for key in fields if key not in TextForm._fields]:
@@ -254,7 +257,12 @@ def text_mixture(
     _checked_forms(files, forms or {})
     for each in settings.values():  # a missing file stops the run before the others are prepared
         locate(each["files"], root=each.get("root"), hub=each.get("hub"))
-    sources = {name: text_records(name=name, **each) for name, each in settings.items()}
+    sources = {}
+    for name, each in settings.items():
+        try:
+            sources[name] = text_records(name=name, **each)
+        except ArgumentError as error:  # of one source alone where the entry says so
+            raise error.renamed(**{key: f"files.{name}.{key}" for key in own[name]}) from error
     return Mixture(sources, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)
 
 

@@ -60,13 +60,17 @@ def check_proportions(
             alpha=None,
         )
     if set(weights) != set(sources):
-        raise ValueError(
-            f"weights are given for {sorted(weights)} but the sources are {sorted(sources)}"
+        raise ArgumentError(
+            "{weights:name} are given for {} but the sources are {}",
+            *(sorted(weights), sorted(sources)),
+            weights=weights,
         )
     for name, value in weights.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(
-                f"the weight of source {name!r} is {float(value)}, it must be positive"
+            raise ArgumentError(
+                "{weights:name}: the weight of source {!r} is {}, it must be positive",
+                *(name, float(value)),
+                weights=weights,
             )
 
 

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from textwrap import shorten
 from typing import Any, NamedTuple
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.columns import Schema, assign, check_renames, holds_text, is_header
 from sparton.datasets.files import (
     Advance,
@@ -155,6 +156,13 @@ def _delimited(
     sample = list(islice(records, _SAMPLE + 1))
     records = chain(sample, records)
     rows = [_shown(fields_of, raw) for _, raw in sample]
+    if form == "tsv" and rows and all(len(row) == 1 and {*",;"} & {*row[0]} for row in rows):
+        raise ArgumentError(
+            "{} has no tab in its first lines, by which .tsv and .txt are read: {format} if commas "
+            "or semicolons part them",
+            file.name,
+            format="csv",
+        )
     given = dict(columns) if isinstance(columns, Mapping) else {}
     names = list(columns) if columns and not given else None
     first = [field.strip() for field in rows[0]] if rows else []

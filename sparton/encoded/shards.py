@@ -97,6 +97,7 @@ def inspect_shard(folder: Path, shard: Shard, settings: Settings) -> Stored:
     """
     path, number = shard_path(folder, shard), len(shard.rows)
     entries = tokens = 0
+    path.open("rb").close()  # safetensors says of every file that it cannot open that there is none
     try:
         with safe_open(path, "pt") as file:
             told = Fields.of(json.loads((file.metadata() or {}).get(KEY, "null")), str(path))

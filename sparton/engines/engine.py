@@ -241,15 +241,19 @@ class Engine(ABC):
         Args:
             queries: texts on the host that have the halves which were pushed.
             k: results of a query.
-            depth: candidates of a query.
+            depth: candidates of a query, ``k`` at least.
 
         Raises:
-            ValueError: queries without these halves, or ``k`` below 1.
+            ValueError: queries without these halves, one that has none of its own, with which
+                engines would find nothing, or ``k`` below 1.
         """
         check_kinds(queries, self.kinds)
         check_request(k, None, queries.num_texts)
-        ids = [""] * queries.num_texts
-        return [self._query(each, k, depth) for each in documents_of(ids, queries, self.kinds)]
+        asked = documents_of([""] * queries.num_texts, queries, self.kinds)
+        for row, query in enumerate(asked):
+            if "sparse" in self.kinds and query.weights is None:
+                raise ValueError(f"query {row} has no term with a weight, so that nothing is found")
+        return [self._query(each, k, max(depth, k)) for each in asked]
 
 
 def documents_of(

@@ -39,4 +39,4 @@ class QuadraticRamp:
 
 def _check_steps(steps: int) -> None:
     if steps < 1:
-        raise ValueError(f"a ramp needs steps >= 1, got {steps}; use ConstantRamp for no ramp")
+        raise ValueError(f"a ramp needs steps of at least 1, got {steps}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
@@ -156,10 +157,11 @@ def separate_queries(
 
 def _splade(encoder: Encoder, texts: str) -> SpladeEncoder:
     if not isinstance(encoder, SpladeEncoder):
-        raise ValueError(
-            f"{type(encoder).__name__} gives {texts} no weights of vocabulary terms, in which "
-            "queries and documents of two encoders meet: choose a SPLADE head, such as "
-            "SpartonHead, or shared queries"
+        raise ArgumentError(
+            "{} gives {} no weights of vocabulary terms, in which queries and documents of two "
+            "encoders meet: choose a SPLADE head, such as {head}, or shared queries",
+            *(type(encoder).__name__, texts),
+            head=Instance("SpartonHead"),
         )
     return encoder
 

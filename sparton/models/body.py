@@ -24,7 +24,7 @@ from sparton.types import TokenBatch
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
 UNLIMITED = 2**31 - 1  # positions
-ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
 
 class EncoderBody(nn.Module):

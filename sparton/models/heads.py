@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
@@ -257,15 +258,18 @@ class HybridHead(SpladeHead):
     ) -> None:
         super().__init__(pooling, activation, **others)
         if (pooling, activation) != ("max", "relu"):
-            raise ValueError(
-                f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
-                f"pooling={pooling!r} and activation={activation!r}: take another head, such as "
-                "SpartonHead"
+            raise ArgumentError(
+                "HybridHead has the paper's kernels, which know max pooling and relu alone, got "
+                "pooling={!r} and activation={!r}: take another head, such as {head}",
+                *(pooling, activation),
+                head=Instance("SpartonHead"),
             )
         if self.token_topk is not None:
-            raise ValueError(
-                f"HybridHead has the paper's kernels, which pool all terms of a token, got "
-                f"token_topk={self.token_topk}: take another head, such as SpartonHead"
+            raise ArgumentError(
+                "HybridHead has the paper's kernels, which pool all terms of a token, got "
+                "token_topk={}: take another head, such as {head}",
+                self.token_topk,
+                head=Instance("SpartonHead"),
             )
 
     def forward(

@@ -150,7 +150,7 @@ def choose_layout(
     sequences = [[token % words for token in tokens[:positions]] for tokens in (_SHORT, _LONG)]
     device = next(model.parameters()).device
     tokens = TokenBatch.from_lists(sequences).to(device)
-    padding = model.config.pad_token_id
+    padding = getattr(model.config, "pad_token_id", None)
     others: list[Layout] = [PaddedLayout(0 if padding is None else padding), UniformLayout()]
     with _evaluating(model) as body, _in_fp32(body):
         alone = [torch.tensor([ids], device=device) for ids in sequences]

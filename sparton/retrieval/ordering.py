@@ -96,5 +96,7 @@ def _copied(rows: Tensor) -> Tensor:
 def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor on the host, of any content. NumPy asks for large pages: to find small ones, when
     they are first written, takes longer than the writing."""
+    if 0 in shape:  # of which torch makes no view
+        return torch.empty(shape, dtype=dtype)
     room = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(room).view(dtype).view(*shape)

@@ -32,6 +32,7 @@ TRAIN = [
     ("learning_rate=1e-4", "did you mean optimizer.lr=1e-4?"),
     ("temprature=2", "did you mean loss.temperature=2?"),
     ("batch_size=8", "did you mean batch=8?"),
+    ("optimizer_lr=1", "there is no setting optimizer_lr; did you mean optimizer.lr=1?"),
     ("optimiser.lr=1", "there is no setting optimiser; did you mean optimizer.lr=1?"),
     ("quux=1", "there is no setting quux; --help shows all"),
     ("+quux.x=1", "there is no setting quux"),

@@ -104,3 +104,16 @@ def test_a_loss_that_follows_a_teacher_needs_scores_of_all_sources() -> None:
     with pytest.raises(ValueError, match="loss follows a teacher, but a gives no teacher scores"):
         check(bare, 0, needs_teacher=True)
     check(Mixture({"b": bare.sources["b"]}), 0, needs_teacher=True)
+
+
+def test_scores_of_one_teacher_and_means_of_several_are_not_mixed(write_jsonl: Write) -> None:
+    def source(name: str, *scores: object) -> Source:
+        record = {"query": "q", "documents": ["p", "n"], "scores": scores}
+        return text_records(write_jsonl([record], f"{name}.jsonl"))
+
+    raw, other, scaled = source("a", 9, -3), source("b", [8], [1]), source("c", [9, 1], [2, 0])
+    check(Mixture({"a": raw, "b": other}), 1, needs_teacher=True)
+    mixed = Mixture({"a": raw, "c": scaled})
+    check(mixed, 1)
+    with pytest.raises(ValueError, match="source a has raw scores of one where source c has mean"):
+        check(mixed, 1, needs_teacher=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from sparton.arguments import ArgumentError
+from sparton.cli.errors import explain
 from sparton.datasets.mixture import Mixture, Share, build_mixture, text_mixture
 from sparton.datasets.permutation import ORDER, derive_key, permute
 from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK
@@ -143,9 +145,13 @@ def test_a_source_of_a_text_mixture_may_have_settings_of_its_own(
     for entry, message in (
         ({"files": "two.jsonl", "limits": 2}, "source 'second': there is no setting limits, but f"),
         ({"limit": 2}, "source 'second': its settings name no files"),
+        ({"files": "two.jsonl", "limit": 0}, r"^files\.second\.limit=0 must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             text_mixture({"second": entry}, root=f"{tmp_path}/in")
+    with pytest.raises(ArgumentError) as refused:
+        text_mixture({"second": {"files": "two.jsonl"}}, root=f"{tmp_path}/in", limit=0)
+    assert explain(refused.value) == "data.limit=0 must be at least 1"
 
 
 def numbers_of(mixture: Mixture, batch: int, steps: int, seed: int = 0) -> np.ndarray:

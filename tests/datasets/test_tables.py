@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.files import DataFile
 from sparton.datasets.lookup import Records
 from sparton.datasets.mixture import text_mixture
@@ -130,6 +131,16 @@ def test_columns_that_there_are_not_are_refused(tmp_path, form, columns, message
         text_records(str(path), columns={"frage": "query", "antwort": "positive"}), 1
     )
     assert example == Example("how is it", "so it is")
+
+
+def test_commas_in_a_file_of_tabs_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.txt"
+    path.write_text("query,positive\nhow is it,so it is\nand what,nothing\n")
+    with pytest.raises(ArgumentError, match=r"pairs\.txt has no tab .*: format='csv' if commas"):
+        text_records(str(path))
+    assert len(text_records(str(path), format="csv")) == 2
+    path.write_text("how is it\tso it is, now\n")
+    assert len(text_records(str(path))) == 1
 
 
 def test_empty_cells_of_negatives_are_none(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from sparton.encoded.shards import write_shard
 from sparton.engines import ENGINES, engine_for, write_files
 from sparton.engines.json_text import numbers_text, vectors_text
 from sparton.engines.sending import send
+from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.representations import Representations
 from tests.engines.problems import (
     GOLDEN,
     IDS,
@@ -169,6 +171,28 @@ def test_terms_may_have_names(tmp_path):
     engine = engine_for("elasticsearch", texts.facts.settings, names=["[row 2]", "a", "b.c", "d"])
     with pytest.raises(ValueError, match=r"two terms are called '\[row 2\]' in elasticsearch"):
         write_files(engine, texts, tmp_path / "other", progress=False)
+
+
+@pytest.mark.parametrize("k", [3, 2000])
+@pytest.mark.parametrize("name", ["opensearch", "vespa", "qdrant"])
+def test_there_are_as_many_candidates_as_results_at_least(name, k, tmp_path):
+    texts = write_encoded(tmp_path / "docs", representations(), IDS)
+    (body,) = engine_for(name, texts.facts.settings).query(QUERY, k)
+    candidates = {
+        "opensearch": lambda: body["rescore"]["window_size"],
+        "vespa": lambda: body["ranking.rerankCount"],
+        "qdrant": lambda: body["prefetch"][0]["limit"],
+    }
+    assert candidates[name]() == max(k, 1000)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_query_without_weights_is_refused(name, tmp_path):
+    texts = write_encoded(tmp_path / "docs", representations(("sparse",)), IDS)
+    nothing = SparseVectors.from_dense(torch.tensor([[0.5, 0, 0, 0], [0, 0, 0, 0]]))
+    engine = engine_for(name, texts.facts.settings)
+    with pytest.raises(ValueError, match="query 1 has no term with a weight"):
+        engine.query(Representations(nothing), 3)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_ramps_are_pure_functions_of_the_step():
     assert [LinearRamp(4)(step) for step in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
     assert [QuadraticRamp(4)(step) for step in (0, 1, 2, 9)] == [0, 0.0625, 0.25, 1]
     assert ConstantRamp()(0) == 1
-    with pytest.raises(ValueError, match="steps >= 1, got 0"):
+    with pytest.raises(ValueError, match="steps of at least 1, got 0"):
         LinearRamp(0)
 
 

@@ -4,14 +4,18 @@ The other side of each comparison is the stock Hugging Face model with its own s
 padding and attention mask.
 """
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForMaskedLM
+from transformers import AutoConfig, BertForMaskedLM
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sparton import packing
 from sparton.models.backbone import Backbone
+from sparton.models.body import without_attention_dropout
 from sparton.types import TokenBatch
 from tests.models.alone import assert_same_gradients, batch, close, gradients, num_parameters
 
@@ -186,6 +190,20 @@ def test_attention_dropout_is_refused(build_mlm, tokenizer):
     mlm.config.attention_probs_dropout_prob = 0.1
     with pytest.raises(ValueError, match=r"attention_probs_dropout_prob is 0\.1"):
         Backbone(mlm, tokenizer)
+
+
+def test_attention_dropout_is_off_whatever_it_is_called():
+    """In some configurations, as GPT-2's, it is on unless told otherwise."""
+    found = set()
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        config = AutoConfig.for_model(kind)
+        names = [key for key in config.to_dict() if re.search("^att.*drop", key)]
+        for name in names:
+            setattr(config, name, 0.5)
+        without_attention_dropout(config)
+        assert {name: getattr(config, name) for name in names} == dict.fromkeys(names, 0.0), kind
+        found |= {*names}
+    assert found >= {"attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"}
 
 
 class _Unmoved(BertForMaskedLM):

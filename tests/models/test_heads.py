@@ -202,7 +202,7 @@ def test_the_fp8_head_is_close_to_the_plain_one():
 @pytest.mark.parametrize("other", [{"pooling": "sum"}, {"activation": "log1p_relu"}])
 def test_the_papers_kernels_know_one_variant(other):
     ((name, value),) = other.items()
-    with pytest.raises(ValueError, match=f"HybridHead.* got .*{name}={value!r}.*SpartonHead$"):
+    with pytest.raises(ValueError, match=f"HybridHead.* got .*{name}={value!r}.*SpartonHead"):
         HybridHead(**other)
     with pytest.raises(ValueError, match=r"HybridHead.* token_topk=3: take another"):
         HybridHead(token_topk=3)

@@ -363,6 +363,16 @@ def test_settings_that_cannot_be(settings, message):
         encode(VectorEncoder(), ["1 2"], "document", **settings)
 
 
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_texts_of_which_none_has_anything(number):
+    """An array of no rows has strides of its own."""
+    nothing = TokenVectors(torch.zeros(0, 3), torch.zeros(number + 1, dtype=torch.int64))
+    parts = [Representations(SparseVectors.from_dense(torch.zeros(number, 4)), nothing)]
+    found = in_order(parts, np.arange(number)[::-1].copy())
+    assert found.sparse.dense().tolist() == [[0.0] * 4] * number
+    assert found.tokens.lengths.tolist() == [0] * number
+
+
 @pytest.mark.parametrize("build", [TopEncoder, CountingEncoder])
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_weights_of_a_text(build, most):
