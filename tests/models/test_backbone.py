@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, BertForMaskedLM
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -196,7 +197,10 @@ def test_attention_dropout_is_off_whatever_it_is_called():
     """In some configurations, as GPT-2's, it is on unless told otherwise."""
     found = set()
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        config = AutoConfig.for_model(kind)
+        try:
+            config = AutoConfig.for_model(kind)
+        except StrictDataclassError:  # one that says nothing is none
+            continue
         names = [key for key in config.to_dict() if re.search("^att.*drop", key)]
         for name in names:
             setattr(config, name, 0.5)
