@@ -245,6 +245,11 @@ class Retriever:
                 raise ValueError(f"one text is explained at a time, not {each!r}")
         refuse_below(1, k=k)
         if document is None:
+            if "sparse" not in self.encoder.kinds:
+                raise ValueError(
+                    "the terms of sparse vectors explain a text alone, and this model gives "
+                    f"{_halves(self.encoder.kinds)}: give a document that the query is compared with"
+                )
             return explain(self.encoder, self.tokenizer, text, k=k)
         return explain_match(self.encoder, self.tokenizer, text, document, k=k)
 

@@ -147,6 +147,11 @@ def test_wrong_types_are_named(call, message, load):
         call(load("splade"))
 
 
+def test_a_text_alone_has_no_terms_without_sparse_vectors(load):
+    with pytest.raises(ValueError, match="this model gives token vectors: give a document"):
+        load("colbert").explain("cat")
+
+
 def test_texts_and_ids_are_taken_in_their_order_whatever_their_labels(load):
     """A part of a table of pandas has labels that are no positions."""
 

@@ -123,7 +123,7 @@ def _kinds(parsed: argparse.Namespace) -> list[str]:
     if len(told) > 1 and len(told) != len(models):
         raise ValueError(
             f"{len(told)} times --teacher-kind for {len(models)} models as --teacher: give one for "
-            "all, or one for each, in their order"
+            "all, or one for each, in their order; bm25 takes none"
         )
     kinds = iter(told if len(told) > 1 else (told or [CROSS_ENCODER]) * len(models))
     return [BM25 if name == BM25 else next(kinds) for name in parsed.teacher]
