@@ -248,7 +248,7 @@ class Retriever:
             if "sparse" not in self.encoder.kinds:
                 raise ValueError(
                     "the terms of sparse vectors explain a text alone, and this model gives "
-                    f"{_halves(self.encoder.kinds)}: give a document that the query is compared with"
+                    f"{_halves(self.encoder.kinds)}: give a document, too, to compare it with"
                 )
             return explain(self.encoder, self.tokenizer, text, k=k)
         return explain_match(self.encoder, self.tokenizer, text, document, k=k)

@@ -234,7 +234,13 @@ class EncoderBody(nn.Module):
         return bool(getattr(self.model.config, "is_causal", True) and any(layers))
 
     def _embeddings(self) -> nn.Embedding:
-        table = self.model.get_input_embeddings()
+        try:
+            table = self.model.get_input_embeddings()
+        except (NotImplementedError, AttributeError) as error:
+            raise ValueError(
+                f"{type(self.model).__name__} does not say where its embeddings of tokens are: "
+                "choose another model"
+            ) from error
         assert isinstance(table, nn.Embedding)
         return table
 

@@ -116,6 +116,10 @@ class UniformLayout:
         return torch.empty_like(states).index_copy(0, order, states)
 
 
+# What a body raises that wants or gives other arguments or shapes.
+_CANNOT_RUN = (TypeError, AttributeError, ValueError, RuntimeError)
+
+
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The layers of the bodies below a module, a layer before those within it."""
     return [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -138,8 +142,8 @@ def choose_layout(
         first_position: id of a sequence's first position, for the packed layout.
 
     Raises:
-        ValueError: an encoder-decoder, a body that in no layout repeats its own states, or one that
-            does not attend as its configuration says.
+        ValueError: an encoder-decoder, a body that gives no states of a text alone, that in no
+            layout repeats them, or that does not attend as its configuration says.
     """
     packed = PackedLayout(first_position)
     if model.config._attn_implementation in (PACKED_ATTENTION, DROPLESS_ATTENTION):
@@ -154,7 +158,15 @@ def choose_layout(
     others: list[Layout] = [PaddedLayout(0 if padding is None else padding), UniformLayout()]
     with _evaluating(model) as body, _in_fp32(body):
         alone = [torch.tensor([ids], device=device) for ids in sequences]
-        expected = torch.cat([body(input_ids=ids).last_hidden_state[0] for ids in alone])
+        try:
+            expected = torch.cat([body(input_ids=ids).last_hidden_state[0] for ids in alone])
+        except _CANNOT_RUN as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"{kind} cannot run on a text by itself ({type(error).__name__}: {error}): choose "
+                "another model"
+            ) from error
         own_attention = model.config._attn_implementation
         register_packed_attention()
         model.set_attn_implementation(PACKED_ATTENTION)
@@ -186,7 +198,9 @@ def _attended(tokens: TokenBatch) -> Tensor:
 def _repeats(layout: Layout, body: nn.Module, tokens: TokenBatch, expected: Tensor) -> bool:
     try:
         states = layout.states(body, tokens)
-    except (TypeError, AttributeError, ValueError):  # it wants or gives other arguments
+    except torch.OutOfMemoryError:
+        raise
+    except _CANNOT_RUN:
         return False
     return _are_close(states, expected)
 

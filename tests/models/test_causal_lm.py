@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import bare, pretrained
 from sparton.models.causal_lm import set_special_tokens
@@ -19,6 +20,7 @@ from sparton.models.folders import load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
 from sparton.models.words import word_tokenizer
+from sparton.types import TokenBatch
 from tests.models.alone import (
     alone,
     assert_same_logits_and_gradients,
@@ -49,6 +51,45 @@ def test_tokens_that_are_not_attended_to(attention, tokenizer):
     backbone = Backbone(build("qwen3", attention), tokenizer).eval()
     assert close(backbone.hidden_states(tokens._replace(keys=keys)), expected)
     assert not close(backbone.hidden_states(tokens), expected)
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96},
+    "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "rotary_dim": 4},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 96},
+    "mimo_v2_flash": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "v_head_dim": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("gpt2", "packed"), ("codegen", "packed"), ("mpt", "padded"), ("mimo_v2_flash", "padded")],
+)
+def test_models_as_transformers_saves_them_run(kind, layout, tmp_path):
+    """With its dropout of attention, without a token for padding, with a mask that it must have,
+    with values of another width than keys."""
+    config = AutoConfig.for_model(kind, vocab_size=60, **SIZES[kind])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    word_tokenizer(WORDS, 96).save_pretrained(tmp_path)
+    backbone = pretrained(str(tmp_path), attention="causal")
+    assert layout in backbone.layout.name
+    encoder = build_encoder(backbone, ColbertHead(8)).train()
+    batch = TokenBatch.from_lists([[7, 9, 30, 12], [44, 45]])
+    encoder.encode(batch, "document").tokens.values.sum().backward()
+    assert all(x.grad is not None for x in encoder.head.parameters())
+
+
+def test_what_cannot_run_on_a_text_by_itself_is_refused(tmp_path):
+    config = AutoConfig.for_model("mpt", vocab_size=60, **SIZES["mpt"])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    word_tokenizer(WORDS, 96).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"Mpt.* cannot run on a text by itself \(AttributeError: "
+    ):
+        pretrained(str(tmp_path), attention="bidirectional")
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
