@@ -34,7 +34,7 @@ class ArgumentError(ValueError):
     def renamed(self, **names: str) -> "ArgumentError":
         """The same of a function whose arguments of these names are called otherwise."""
         if names.keys().isdisjoint(self._arguments):
-            return self
+            return ArgumentError(self._sentence, *self._parts, **self._arguments)
 
         def name(argument: str) -> str:
             return names.get(argument, argument)
