@@ -236,12 +236,13 @@ class EncoderBody(nn.Module):
     def _embeddings(self) -> nn.Embedding:
         try:
             table = self.model.get_input_embeddings()
-        except (NotImplementedError, AttributeError) as error:
+        except (NotImplementedError, AttributeError):
+            table = None
+        if not isinstance(table, nn.Embedding):
             raise ValueError(
-                f"{type(self.model).__name__} does not say where its embeddings of tokens are: "
-                "choose another model"
-            ) from error
-        assert isinstance(table, nn.Embedding)
+                f"{type(self.model).__name__} does not say where its embeddings of tokens are, or "
+                "has them in a class of its own: choose another model"
+            )
         return table
 
     def _resize(self, rows: int) -> None:

@@ -82,14 +82,23 @@ def test_models_as_transformers_saves_them_run(kind, layout, tmp_path):
     assert all(x.grad is not None for x in encoder.head.parameters())
 
 
-def test_what_cannot_run_on_a_text_by_itself_is_refused(tmp_path):
-    config = AutoConfig.for_model("mpt", vocab_size=60, **SIZES["mpt"])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        ("mpt", SIZES["mpt"], r"Mpt.* cannot run on a text by itself \(AttributeError: "),
+        (
+            "marian",
+            {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4},
+            "MarianDecoderWrapper does not say where its embeddings of tokens are",
+        ),
+    ],
+)
+def test_what_cannot_be_a_backbone_is_refused(kind, sizes, message, tmp_path):
+    config = AutoConfig.for_model(kind, vocab_size=60, pad_token_id=0, **sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     word_tokenizer(WORDS, 96).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"Mpt.* cannot run on a text by itself \(AttributeError: "
-    ):
-        pretrained(str(tmp_path), attention="bidirectional")
+    with pytest.raises(ValueError, match=message):
+        build_encoder(pretrained(str(tmp_path), attention="bidirectional"), ColbertHead(8))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
