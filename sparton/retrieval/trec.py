@@ -1,11 +1,10 @@
-"""Runs and judgments as TREC files, as trec_eval and its relatives read them."""
+"""Runs as TREC files, as trec_eval and its relatives read them."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from sparton.retrieval.metrics import Qrels
 from sparton.retrieval.run import Run
 
 
@@ -47,22 +46,6 @@ def read_run(path: Path | str) -> Run:
                     f"got {line.strip()!r}"
                 ) from None
     return Run.from_scores(scores)
-
-
-def write_qrels(qrels: Qrels, path: Path | str) -> None:
-    """One line ``query 0 document grade`` per judgment.
-
-    Raises:
-        ValueError: an identifier is empty or holds white space.
-    """
-    check_identifiers(qrels)
-    check_identifiers({document for grades in qrels.values() for document in grades})
-    with Path(path).open("w", encoding="utf-8") as file:
-        file.writelines(
-            f"{query} 0 {document} {grade}\n"
-            for query, grades in qrels.items()
-            for document, grade in grades.items()
-        )
 
 
 def check_identifiers(names: Iterable[str]) -> None:

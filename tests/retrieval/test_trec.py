@@ -3,7 +3,7 @@
 import pytest
 
 from sparton.retrieval.run import Run
-from sparton.retrieval.trec import read_run, write_qrels, write_run
+from sparton.retrieval.trec import read_run, write_run
 
 SCORES = {
     "q1": {"d3": 12.345678, "d1": 0.1, "ü/4": 1e-7},
@@ -25,15 +25,12 @@ def test_run_lines(tmp_path):
 
 
 def test_files_are_read_by_ranx(tmp_path):
-    from ranx.utils import qrels_file_to_dict, run_file_to_dict
+    from ranx.utils import run_file_to_dict
 
     write_run(Run.from_scores(SCORES), tmp_path / "run.trec")
     assert run_file_to_dict(tmp_path / "run.trec") == {
         query: pytest.approx(ranking, rel=1e-7) for query, ranking in SCORES.items()
     }
-    qrels = {"q1": {"d1": 2, "d2": 0}, "q2": {"d1": 1}}
-    write_qrels(qrels, tmp_path / "qrels.trec")
-    assert qrels_file_to_dict(tmp_path / "qrels.trec") == qrels
 
 
 @pytest.mark.parametrize("bad", ["", "two words", "tab\t", "line\n"])
@@ -41,9 +38,6 @@ def test_identifiers_that_the_format_cannot_express(tmp_path, bad):
     for run in ({bad: {"d": 1.0}}, {"q": {bad: 1.0}}):
         with pytest.raises(ValueError, match="empty or holds white space"):
             write_run(Run.from_scores(run), tmp_path / "run.trec")
-    for qrels in ({bad: {"d": 1}}, {"q": {bad: 1}}):
-        with pytest.raises(ValueError, match="empty or holds white space"):
-            write_qrels(qrels, tmp_path / "qrels.trec")
     assert list(tmp_path.iterdir()) == []
 
 
