@@ -220,7 +220,7 @@ def _with_dots(cfg: DictConfig, key: str) -> list[str]:
     """Settings whose dots were written as underscores, as arguments of Python are."""
     cuts = [place for place, letter in enumerate(key) if letter == "_"]
     dotted = [f"{key[:cut]}.{key[cut + 1 :]}" for cut in cuts]
-    return [each for each in dotted if OmegaConf.select(cfg, each) is not None]
+    return [each for each in dotted if OmegaConf.select(cfg, each, default=cfg) is not cfg]
 
 
 def _endings(cfg: DictConfig, path: Sequence[str]) -> list[str]:

@@ -3,6 +3,8 @@
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any, Unpack, get_args, get_origin
 
@@ -88,7 +90,7 @@ def parameters(target: str, place: str) -> dict[str, Any] | None:
         ValueError: there is no such class or function.
     """
     try:
-        found = resolve_name(target)
+        found = _located(target)
     except Exception as error:  # whatever an import may raise
         near = None
         if isinstance(error, AttributeError) and error.name:
@@ -107,6 +109,18 @@ def parameters(target: str, place: str) -> dict[str, Any] | None:
                 return None
             annotations |= get_args(each.annotation)[0].__annotations__
     return annotations
+
+
+def _located(target: str) -> Any:
+    """What a name stands for, modules imported on the way."""
+    try:
+        return resolve_name(target)
+    except AttributeError as error:
+        # It passes over a module that is there and cannot be imported, which says why.
+        module = f"{getattr(error.obj, '__name__', '')}.{error.name}"
+        if hasattr(error.obj, "__path__") and find_spec(module) is not None:
+            import_module(module)
+        raise
 
 
 def _signature(found: Any) -> inspect.Signature:

@@ -33,6 +33,7 @@ TRAIN = [
     ("temprature=2", "did you mean loss.temperature=2?"),
     ("batch_size=8", "did you mean batch=8?"),
     ("optimizer_lr=1", "there is no setting optimizer_lr; did you mean optimizer.lr=1?"),
+    ("backbone_lora=null", "there is no setting backbone_lora; did you mean backbone.lora=null?"),
     ("optimiser.lr=1", "there is no setting optimiser; did you mean optimizer.lr=1?"),
     ("quux=1", "there is no setting quux; --help shows all"),
     ("+quux.x=1", "there is no setting quux"),

@@ -24,6 +24,19 @@ def test_settings_that_no_object_takes_are_refused_wherever_they_come_from():
         refuse_wrong_settings(cfg, ["data"])
 
 
+def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "mine_for_this_test"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "losses.py").write_text("import missing_here\n")
+    with pytest.raises(ValueError, match=r"mine_for.*\.Loss: No module named 'missing_here'$"):
+        parameters("mine_for_this_test.losses.Loss", "loss")
+    (folder / "broken.py").write_text("def f(:\n")
+    with pytest.raises(ValueError, match=r"\.Loss: invalid syntax"):
+        parameters("mine_for_this_test.broken.Loss", "loss")
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
