@@ -188,7 +188,7 @@ def tune_splade_head(
         By kernel, all configurations that were tried, the fastest first, the wrong ones last.
 
     Raises:
-        RuntimeError: no configuration of a kernel gave right results.
+        RuntimeError: there is no GPU, or no configuration of a kernel gave right results.
     """
     from sparton.kernels.splade_head.tuning import head_problems
 
@@ -221,6 +221,8 @@ def tune_maxsim(
 def _tune(problems: Iterable["Problem"]) -> "dict[str, list[Trial]]":
     from sparton.kernels.tuning import tune
 
+    if not torch.cuda.is_available():
+        raise RuntimeError("a search for the fastest way to run a kernel needs a CUDA GPU")
     return {problem.regime.kernel: tune(problem) for problem in problems}
 
 

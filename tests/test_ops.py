@@ -258,3 +258,10 @@ def test_nothing_but_packing_without_a_total_waits_for_the_device():
         ops.splade_head(tokens.values, weight, None, tokens.cu_seqlens)
         with pytest.raises(RuntimeError, match="synchroniz"):
             ops.pack(hidden, mask)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+def test_a_search_for_the_fastest_kernel_needs_a_gpu():
+    for search in (ops.tune_splade_head, ops.tune_maxsim):
+        with pytest.raises(RuntimeError, match="needs a CUDA GPU"):
+            search(8, 16, 4)

@@ -194,6 +194,31 @@ def test_half_precision_weights(checkpoint):
     torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
 
 
+@torch.no_grad()
+def test_numbers_that_change_afterwards_are_followed(checkpoint):
+    model = splade(checkpoint(hidden_dropout_prob=0.5))
+    fuse(model).train()
+    batch = model.preprocess(TEXTS)
+
+    def twice() -> list[torch.Tensor]:
+        return [model(dict(batch))["sentence_embedding"] for _ in range(2)]
+
+    assert not torch.equal(*twice())
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    first, second = twice()
+    assert torch.equal(first, second)
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = 1.0
+    fused = twice()[0]
+    assert not torch.allclose(fused, first, atol=1e-2)
+    plain = unfuse(model)
+    stock = plain(dict(plain.preprocess(TEXTS)))["sentence_embedding"]
+    torch.testing.assert_close(fused, stock, **TIGHT)
+
+
 def test_dropout_follows_the_mode_of_every_part(checkpoint):
     model = fuse(splade(checkpoint(hidden_dropout_prob=0.5))).train()
     features = model.preprocess(TEXTS)

@@ -110,6 +110,14 @@ def test_too_few_tokens_are_refused(device):
         compress(train_codec(x, 4, 2), x[:, :4])
 
 
+def test_numbers_that_are_none_are_refused():
+    embeddings = torch.nn.functional.normalize(torch.randn(300, 8), dim=1)
+    train_codec(embeddings, 4, 2)
+    embeddings[7, 3] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        train_codec(embeddings, 4, 2)
+
+
 def test_number_of_centroids():
     assert [published_num_centroids(n) for n in (1, 63, 64, 3_000_000)] == [16, 64, 128, 16384]
 

@@ -38,8 +38,9 @@ def fuse(model: Model) -> Model:
     folders and exports are what they were, and :func:`unfuse` takes everything back. A fused model
     can be moved, copied and pickled; one that was loaded from a folder has to be fused again.
 
-    Two things differ. Attention dropout is left out in training, with a warning, as packed
-    attention has none. And the output of a ``SparseEncoder`` holds no logits of single tokens.
+    Three things differ. Attention dropout is left out in training, with a warning, as packed
+    attention has none. The output of a ``SparseEncoder`` holds no logits of single tokens. And
+    hooks on parts of a transformer run if they were there before.
 
     Args:
         model: a ``SparseEncoder`` of a masked-language model and ``SpladePooling``, a

@@ -22,9 +22,9 @@ class Twin:
     """A body, or a masked-language model without its last matrix, over the parameters of a model.
 
     It follows what happens to the model: parameters that are moved, cast or replaced, training and
-    evaluation mode of every part, gradient checkpointing, adapters that come and go. It has no
-    attention dropout, whatever the model's. Hooks on parts of the model run if they were there when
-    the twin was made.
+    evaluation mode of every part, gradient checkpointing, adapters that come and go, and numbers
+    such as the rate of a dropout. It has no attention dropout, whatever the model's. Hooks on parts
+    of the model run if they were there when the twin was made.
 
     Args:
         model: what is followed.
@@ -48,7 +48,8 @@ class Twin:
         same = len(modules) == len(self._pairs) and all(
             module is original for module, (original, _) in zip(modules, self._pairs)
         )
-        if not same or _is_checkpointed(modules) != self._checkpointed:
+        changed = any(vars(each).get(name) != value for each, name, value in self._numbers)
+        if not same or changed or _is_checkpointed(modules) != self._checkpointed:
             self._make()
         for original, twin in self._pairs:
             if twin.training != original.training:
@@ -73,6 +74,12 @@ class Twin:
             )
         twin.set_attn_implementation(DROPLESS_ATTENTION)
         self._pairs = [(module, copies[id(module)]) for module in modules]
+        self._numbers = [
+            (module, name, value)
+            for module in modules
+            for name, value in vars(module).items()
+            if isinstance(value, float)
+        ]
 
 
 def _copied(original: Any, copies: dict[int, Any]) -> Any:

@@ -132,10 +132,13 @@ def train_codec(
         The codec, on the device of the embeddings; the same bits under the same seed.
 
     Raises:
-        ValueError: no matrix, a width that does not fit, or too few tokens.
+        ValueError: no matrix, a width that does not fit, too few tokens, or some that are not
+            finite.
     """
     if embeddings.dim() != 2:
         raise ValueError(f"embeddings must be [T, E], got {tuple(embeddings.shape)}")
+    if not embeddings.isfinite().all():
+        raise ValueError("embeddings hold numbers that are not finite")
     T, E = embeddings.shape
     check_width(E, nbits)
     order = torch.randperm(T, generator=torch.Generator().manual_seed(seed)).to(embeddings.device)
