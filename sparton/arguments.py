@@ -19,6 +19,7 @@ class ArgumentError(ValueError):
 
     def __init__(self, sentence: str, *parts: object, **arguments: object) -> None:
         self._sentence, self._parts, self._arguments = sentence, parts, arguments
+        self._names = {each: each for each in arguments}  # what they are called
         super().__init__(self.told(lambda name: name, _python))
 
     def told(self, name: Callable[[str], str], setting: Callable[[str, object], str]) -> str:
@@ -26,22 +27,17 @@ class ArgumentError(ValueError):
         if not self._parts and not self._arguments:
             return self._sentence
         shown = {
-            each: _Shown(name(each), setting(each, value))
+            each: _Shown(name(self._names[each]), setting(self._names[each], value))
             for each, value in self._arguments.items()
         }
         return self._sentence.format(*self._parts, **shown)
 
     def renamed(self, **names: str) -> "ArgumentError":
         """The same of a function whose arguments of these names are called otherwise."""
-        if names.keys().isdisjoint(self._arguments):
-            return ArgumentError(self._sentence, *self._parts, **self._arguments)
-
-        def name(argument: str) -> str:
-            return names.get(argument, argument)
-
-        return ArgumentError(
-            "{}", self.told(name, lambda argument, value: _python(name(argument), value))
-        )
+        other = ArgumentError(self._sentence, *self._parts, **self._arguments)
+        other._names = {each: names.get(called, called) for each, called in self._names.items()}
+        other.args = (other.told(lambda name: name, _python),)
+        return other
 
 
 def refuse_ignored(because: str, **arguments: object) -> None:

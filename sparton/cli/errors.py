@@ -99,11 +99,9 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{program}: interrupted{'; ' if interrupted else ''}{interrupted}\n")
         sys.exit(130)
-    except BrokenPipeError as error:
-        if not _nobody_reads():
-            sys.exit(f"{program}: {explain(error)}")
-        sys.exit(128 + signal.SIGPIPE)
     except EXPECTED_ERRORS as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(128 + signal.SIGPIPE)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         if isinstance(error, RunError) and error.told:

@@ -160,9 +160,9 @@ def choose_layout(
         alone = [torch.tensor([ids], device=device) for ids in sequences]
         try:
             expected = torch.cat([body(input_ids=ids).last_hidden_state[0] for ids in alone])
+        except torch.OutOfMemoryError:
+            raise
         except _CANNOT_RUN as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
             raise ValueError(
                 f"{kind} cannot run on a text by itself ({type(error).__name__}: {error}): choose "
                 "another model"
