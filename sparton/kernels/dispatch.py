@@ -93,3 +93,11 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def has_fp8(device: torch.device) -> bool:
     """Whether the device multiplies FP8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether the device is a GPU of compute capability 9.0, which some kernels are written for."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)

@@ -4,12 +4,10 @@ T rows of x, K columns of x and of the weight, N rows of the weight. Nothing her
 x lies on the current device.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import late, on_its_device
+from sparton.kernels.dispatch import is_hopper, late, on_its_device
 
 _gelu = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
@@ -57,9 +55,4 @@ def linear_gelu_norm(
 
 def _is_for_hopper(x: Tensor, weight: Tensor) -> bool:
     """Whether our own kernel serves these operands, and is faster."""
-    return x.is_cuda and _is_hopper(x.device) and _suits_hopper()(x, weight)
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+    return is_hopper(x.device) and _suits_hopper()(x, weight)

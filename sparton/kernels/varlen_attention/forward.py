@@ -12,7 +12,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import JITFunction
 
+from sparton.kernels.dispatch import is_hopper
 from sparton.kernels.launch import Launch, cdiv
+from sparton.kernels.varlen_attention.hopper import attention_hopper, suits_hopper
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,
@@ -136,7 +138,8 @@ def varlen_attention_forward(
     Args:
         operands: of :func:`~sparton.kernels.varlen_attention.operands.attention_operands`.
         lse: also return what the backward needs.
-        tiling: how to launch; see :func:`forward_tiling` for the default.
+        tiling: how to launch; see :func:`forward_tiling` for the default, in the place of which
+            Hopper has a kernel of its own for most.
 
     Returns:
         The mixed values ``[Tq, H, d]``, contiguous, in the dtype of the operands; and if wanted the
@@ -156,6 +159,9 @@ def varlen_attention_forward(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     sums = torch.empty((H, Tq), dtype=torch.float32, device=query.device) if lse else None
     if out.numel() == 0:
+        return out, sums
+    if tiling is None and is_hopper(query.device) and suits_hopper(operands):
+        attention_hopper(operands, out, sums)
         return out, sums
     tiling = tiling or forward_tiling(d, max_key)
     num_blocks = cdiv(operands.max_query, tiling.block_q)
