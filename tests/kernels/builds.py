@@ -50,11 +50,12 @@ from sparton.kernels.splade_head.token_topk import MOST_BY_KERNEL
 from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
+from sparton.kernels.varlen_attention.hopper import attention_hopper
 from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
-ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel", "_assert_lengths_kernel")
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 
 
@@ -176,6 +177,13 @@ def attention(d: int) -> None:
         operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1, window)
         out, sums = attention_kernels.varlen_attention_forward(operands)
         varlen_attention_backward(states, operands, out, sums)
+
+
+def attention_on_hopper(d: int, *, lse: bool) -> None:
+    states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
+    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
+    sums = torch.zeros(12, 600) if lse else None
+    attention_hopper(operands, torch.zeros_like(states), sums)
 
 
 def layer(dtype: torch.dtype, D: int) -> None:
@@ -408,6 +416,9 @@ def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every configuration that is meant for Hopper alone."""
     for dtype in (BF16, torch.float16):
         yield f"products {dtype}", partial(products, dtype)
+    for d in (32, 64):
+        yield f"attention on Hopper {d}", partial(attention_on_hopper, d, lse=True)
+        yield f"attention on Hopper {d}, no graph", partial(attention_on_hopper, d, lse=False)
     hopper, maxsim = forward.HOPPER[:2]
     head_fp8, maxsim_fp8 = forward.HOPPER_FP8[:2]
     for D in (128, 768):

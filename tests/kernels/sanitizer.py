@@ -43,6 +43,7 @@ from sparton.kernels import (
     segment_max,
     sparse_products,
     sparse_search,
+    varlen_attention,
 )
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.training.manifest import describe_environment
@@ -58,6 +59,7 @@ SAID = 40  # last lines of what a process said that are recorded if it is not as
 SPECIALISED = (
     Path(segment_max.__file__).with_name("hopper.py"),
     Path(encoder_layer.__file__).with_name("hopper_products.py"),
+    Path(varlen_attention.__file__).with_name("hopper.py"),
 )
 ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -160,6 +162,9 @@ def attention() -> None:
     query, key, value = (rows(sum(LENGTHS), 2, 64) for _ in range(3))
     sides = (bounds(*LENGTHS),) * 2
     learn(ops.varlen_attention(query, key, value, *sides, longest, longest))
+    # Long enough for the kernel that Hopper has.
+    states, longest = rows(300, 3, 2, 64), 170
+    learn(ops.varlen_self_attention(states, bounds(170, 0, 1, 129), longest))
 
 
 def layer() -> None:

@@ -41,6 +41,10 @@ def attention(most_queries, most_keys):
     query, key = queries.view(12, 1, 64), documents.view(20, 1, 64)
     return varlen_attention(query, key, key, cu_queries, cu_documents, most_queries, most_keys)
 
+def long_attention(most):
+    states = long.view(300, 1, 64)
+    return varlen_attention(states, states, states, cu_long, cu_long, most, 170)
+
 def self_attention(most):
     states = queries.view(12, 1, 1, 64).repeat(1, 3, 1, 1)
     return varlen_self_attention(states, cu_queries, most)
@@ -108,6 +112,11 @@ CASES = {
         "attention(7, 9)",
         "attention(7, 8)",
         "a sequence has more keys than max_key",
+    ),
+    "attention over several tiles": (
+        "long_attention(170)",
+        "long_attention(169)",
+        "a sequence has more queries than max_query",
     ),
     "attention to oneself": (
         "self_attention(7)",

@@ -3,19 +3,21 @@ Gluon.
 
 Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
 
-A problem is one head of one sequence; a program has every so-manieth. One warp copies (TMA) the
-keys and values of a problem, all of them, into one of a few places, and its queries, 64 at a time,
-into a ring. Warpgroups take these tiles of queries in turn, whichever problem they are of, and go
-over the keys in chunks of 64: while one weighs a chunk's scores in its registers, another
-multiplies (WGMMA). So a problem's keys are read once, where programs of a tile each read them anew.
+A problem is one head of one sequence; a program has every so-manieth. One warp copies (TMA) its
+queries, keys and values, 64 rows at a time, into rings of buffers. Warpgroups take the tiles of
+queries in turn, whichever problem they are of, and go over the chunks of its keys: while one weighs
+scores in its registers, another multiplies (WGMMA). A chunk stays until all warpgroups are done
+with it, so a problem's keys are read once, where programs of a tile each read them anew.
 
 Tiles end where tiles end, not where sequences do: the rows behind a sequence are its neighbour's.
-Their scores count for nothing, and their results are not written.
+Their scores count for nothing, and their results are not written. But what is multiplied with
+nothing must be finite: where it is not, a sequence spoils the one before it, too.
 """
 
 from typing import NamedTuple
 
-import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,15 +28,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sparton.kernels.launch import Launch, cdiv, multiprocessors, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, multiprocessors
 from sparton.kernels.tiles import Descriptor, copy_in, rows_layout
 from sparton.kernels.varlen_attention.operands import AttentionOperands
 from sparton.kernels.varlen_attention.tiles import LOG2_E
 
 TILE = gl.constexpr(64)  # queries of a tile and keys of a chunk
-CHUNKS = 8  # for which there are buffers; a problem has at most so many
-QUERIES = 4  # tiles of queries in their ring
-WARPGROUPS = 3
+WARPGROUPS = 3  # that multiply
+# Tiles in the ring of queries, for each warpgroup: so a stage is always the same one's, and none
+# takes a round of its barrier for another. Chunks in the rings of keys and values: a problem has at
+# most so many.
+QUERIES, KEYS = 2, 8
+BLOCK = 1024  # sequences whose lengths a program looks at
 WIDTHS = (32, 64)
 
 
@@ -43,13 +48,11 @@ class Shape(NamedTuple):
 
     Attributes:
         WARPGROUPS: that multiply.
-        CHUNKS: of a problem's keys, at most.
         H, D: heads, and the width of one.
         SCALE: of the scores, which are exponents of 2.
     """
 
     WARPGROUPS: gl.constexpr
-    CHUNKS: gl.constexpr
     H: gl.constexpr
     D: gl.constexpr
     SCALE: gl.constexpr
@@ -66,62 +69,47 @@ def _bounds(query_cu_ptr, key_cu_ptr, problem, number, H: gl.constexpr):
 
 
 @gluon.jit
-def _trap_above(size, most):
-    """End the kernel with an error. (An assertion is a call, for the sake of which the compiler
-    would let no two products of the whole kernel run behind each other.)"""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $1, $2; @p trap; mov.b32 $0, $1; }",
-        "=r,r,r",
-        [size, most],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _produce(query, key, value, strides, problems, buffers, most, SHAPE: gl.constexpr):
-    """Copy queries, keys and values of problem after problem, as places fall empty."""
+def _produce(query, key, value, strides, problems, rings, SHAPE: gl.constexpr):
+    """Copy queries, keys and values of problem after problem, as stages fall empty."""
     query_cu_ptr, key_cu_ptr, number = problems
-    q_ring, k_ring, v_ring, q_full, q_empty, full, empty = buffers
-    QUERIES: gl.constexpr = q_ring.shape[0]
-    PLACES: gl.constexpr = full.shape[0]
-    item = 0
-    turn = 0
+    q_ring, q_full, q_empty = rings[0]
+    k_ring, v_ring, full, empty = rings[1]
+    QUERIES: gl.constexpr = q_full.shape[0]
+    KEYS: gl.constexpr = full.shape[0]
+    q_step = 0
+    k_step = 0
     start = gl.program_id(0)
     bounds = _bounds(query_cu_ptr, key_cu_ptr, start, number, SHAPE.H)
     for problem in range(start, number, gl.num_programs(0)):
         first_q, num_q, first_k, num_k = bounds
-        _trap_above(num_q, most[0])
-        _trap_above(num_k, most[1])
         following = problem + gl.num_programs(0)
         bounds = _bounds(query_cu_ptr, key_cu_ptr, following, number, SHAPE.H)
         head = problem % SHAPE.H
-        place = turn % PLACES
-        # Empty: all warpgroups are done with what lay there. Of the first round nothing does, and
-        # a barrier of which no phase is complete lets a wait for the phase before pass.
-        mbarrier.wait(empty.index(place), (turn // PLACES & 1) ^ 1)
-        bar = full.index(place)
-        for tile in range(gl.maximum(gl.cdiv(num_q, TILE), 1)):
-            if tile * TILE < num_q:
-                stage = item % QUERIES
-                mbarrier.wait(q_empty.index(stage), (item // QUERIES & 1) ^ 1)
-                arrived = q_full.index(stage)
-                mbarrier.expect(arrived, query.block_type.nbytes)
-                row = first_q + tile * TILE
-                copy_in(query, [row, head * strides[0]], arrived, q_ring.index(stage))
-                item += 1
-            if tile == 0:
-                for chunk in gl.static_range(SHAPE.CHUNKS):
-                    # One chunk comes in any case. Those that a problem has not are there at once.
-                    exists = chunk * TILE < gl.maximum(num_k, 1)
-                    mbarrier.expect(bar, 2 * key.block_type.nbytes, pred=exists)
-                    mbarrier.arrive(bar, pred=chunk * TILE >= gl.maximum(num_k, 1))
-                    row = first_k + chunk * TILE
-                    at = place * SHAPE.CHUNKS + chunk
-                    copy_in(key, [row, head * strides[1]], bar, k_ring.index(at), exists)
-                    copy_in(value, [row, head * strides[2]], bar, v_ring.index(at), exists)
-        turn += 1
+        tiles, chunks = gl.cdiv(num_q, TILE), gl.maximum(gl.cdiv(num_k, TILE), 1)
+        # What is waited for first comes first: queries, then keys, then other queries.
+        for part in range(gl.maximum(tiles, 1) + chunks):
+            if part == 0 or part > chunks:
+                tile = gl.maximum(part - chunks, 0)
+                if tile < tiles:
+                    stage = q_step % QUERIES
+                    # Empty: what lay in the stage a round ago has been read. In round 0 nothing
+                    # does, and a barrier of which no phase is complete lets a wait for the phase
+                    # before pass.
+                    mbarrier.wait(q_empty.index(stage), (q_step // QUERIES & 1) ^ 1)
+                    bar = q_full.index(stage)
+                    mbarrier.expect(bar, query.block_type.nbytes)
+                    at = [first_q + tile * TILE, head * strides[0]]
+                    copy_in(query, at, bar, q_ring.index(stage))
+                    q_step += 1
+            else:
+                stage = k_step % KEYS
+                mbarrier.wait(empty.index(stage), (k_step // KEYS & 1) ^ 1)
+                bar = full.index(stage)
+                mbarrier.expect(bar, key.block_type.nbytes + value.block_type.nbytes)
+                row = first_k + (part - 1) * TILE
+                copy_in(key, [row, head * strides[1]], bar, k_ring.index(stage))
+                copy_in(value, [row, head * strides[2]], bar, v_ring.index(stage))
+                k_step += 1
 
 
 @gluon.jit
@@ -144,11 +132,21 @@ def _mix(p, v, acc, shrink):
 
 
 @gluon.jit
-def _attend(q, kv, released, first, num_k, SHAPE: gl.constexpr):
+def _scores(q, k_ring, full, step, none, ASYNC: gl.constexpr):
+    """Begin to multiply the queries with a chunk of keys, when it is there."""
+    KEYS: gl.constexpr = full.shape[0]
+    mbarrier.wait(full.index(step % KEYS), step // KEYS & 1)
+    k = k_ring.index(step % KEYS).permute((1, 0))
+    return warpgroup_mma(q, k, none, use_acc=False, is_async=ASYNC)
+
+
+@gluon.jit
+def _attend(q, released, keys, first, num_k, last_tile, SHAPE: gl.constexpr):
     """Mixed values of a tile of queries, their largest scores, and the sums of exponentials.
-    ``first`` of the chunks in ``kv`` is the problem's; ``released`` is where to say that the
-    queries have been read."""
-    k_ring, v_ring = kv
+    ``released`` is where to say that the queries have been read; keys, of which step ``first`` is
+    the problem's first, are given back if this is the warpgroup's ``last_tile`` of the problem."""
+    k_ring, v_ring, full, empty = keys
+    KEYS: gl.constexpr = full.shape[0]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     MIXED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.D, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -157,23 +155,24 @@ def _attend(q, kv, released, first, num_k, SHAPE: gl.constexpr):
     total = gl.zeros((TILE,), gl.float32, ROWS)
     none = gl.zeros((TILE, TILE), gl.float32, SCORES)
     acc = gl.zeros((TILE, SHAPE.D), gl.float32, MIXED)
-    k = k_ring.index(first).permute((1, 0))
-    scores = warpgroup_mma(q, k, none, use_acc=False)
-    last = gl.maximum(gl.cdiv(num_k, TILE), 1) - 1
-    for chunk in range(last):
+    last = first + gl.maximum(gl.cdiv(num_k, TILE), 1) - 1
+    scores = _scores(q, k_ring, full, first, none, False)
+    for step in range(first, last):
         # The next scores come while these are weighed. (Products in flight do not outlive a turn
         # of the loop: the compiler would let none run behind another.)
-        k = k_ring.index(first + chunk + 1).permute((1, 0))
-        coming = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+        coming = _scores(q, k_ring, full, step + 1, none, True)
         p, best, total, shrink = _weigh(scores, best, total, SHAPE.SCALE)
-        mixed = _mix(p, v_ring.index(first + chunk), acc, shrink)
+        mixed = _mix(p, v_ring.index(step % KEYS), acc, shrink)
         scores, acc = warpgroup_mma_wait(0, deps=(coming, mixed))
+        mbarrier.arrive(empty.index(step % KEYS), pred=last_tile)
     mbarrier.arrive(released)
-    keys = last * TILE + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
-    scores = gl.where((keys < num_k)[None, :], scores, float("-inf"))
+    offs = (last - first) * TILE + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
+    scores = gl.where((offs < num_k)[None, :], scores, float("-inf"))
     p, best, total, shrink = _weigh(scores, best, total, SHAPE.SCALE)
-    mixed = _mix(p, v_ring.index(first + last), acc, shrink)
-    return warpgroup_mma_wait(0, deps=(mixed,)), best, total
+    mixed = _mix(p, v_ring.index(last % KEYS), acc, shrink)
+    acc = warpgroup_mma_wait(0, deps=(mixed,))
+    mbarrier.arrive(empty.index(last % KEYS), pred=last_tile)
+    return acc, best, total
 
 
 @gluon.jit
@@ -195,120 +194,107 @@ def _leave(acc, best, total, out_ptr, lse_ptr, row, count, head, Tq, SHAPE: gl.c
 
 
 @gluon.jit
-def _consume(out_ptr, lse_ptr, Tq, problems, buffers, PART: gl.constexpr, SHAPE: gl.constexpr):
+def _consume(out_ptr, lse_ptr, Tq, problems, rings, PART: gl.constexpr, SHAPE: gl.constexpr):
     """Every so-manieth tile of queries, of whichever problem."""
     query_cu_ptr, key_cu_ptr, number = problems
-    q_ring, k_ring, v_ring, q_full, q_empty, full, empty = buffers
-    QUERIES: gl.constexpr = q_ring.shape[0]
-    PLACES: gl.constexpr = full.shape[0]
-    item = 0
-    turn = 0
+    q_ring, q_full, q_empty = rings[0]
+    full, empty = rings[1][2], rings[1][3]
+    QUERIES: gl.constexpr = q_full.shape[0]
+    KEYS: gl.constexpr = full.shape[0]
+    WARPGROUPS: gl.constexpr = SHAPE.WARPGROUPS
+    q_step = 0
+    k_step = 0
     start = gl.program_id(0)
     bounds = _bounds(query_cu_ptr, key_cu_ptr, start, number, SHAPE.H)
     for problem in range(start, number, gl.num_programs(0)):
-        first_q, num_q, first_k, num_k = bounds
+        first_q, num_q, num_k = bounds[0], bounds[1], bounds[3]
         following = problem + gl.num_programs(0)
         bounds = _bounds(query_cu_ptr, key_cu_ptr, following, number, SHAPE.H)
         head = problem % SHAPE.H
-        place = turn % PLACES
-        # Those without a tile of the problem wait too: none says twice that it is done with a
-        # place before all have said it once.
-        mbarrier.wait(full.index(place), turn // PLACES & 1)
-        tiles = gl.cdiv(num_q, TILE)
-        own = (PART + SHAPE.WARPGROUPS - item % SHAPE.WARPGROUPS) % SHAPE.WARPGROUPS
-        for tile in range(own, tiles, SHAPE.WARPGROUPS):
-            stage = (item + tile) % QUERIES
-            mbarrier.wait(q_full.index(stage), (item + tile) // QUERIES & 1)
+        tiles, chunks = gl.cdiv(num_q, TILE), gl.maximum(gl.cdiv(num_k, TILE), 1)
+        own = (PART + WARPGROUPS - q_step % WARPGROUPS) % WARPGROUPS
+        for tile in range(own, tiles, WARPGROUPS):
+            stage = (q_step + tile) % QUERIES
+            mbarrier.wait(q_full.index(stage), (q_step + tile) // QUERIES & 1)
             q, released = q_ring.index(stage), q_empty.index(stage)
-            kv, first = (k_ring, v_ring), place * SHAPE.CHUNKS
-            acc, best, total = _attend(q, kv, released, first, num_k, SHAPE)
+            last_tile = tile + WARPGROUPS >= tiles
+            acc, best, total = _attend(q, released, rings[1], k_step, num_k, last_tile, SHAPE)
             if num_k == 0:
                 best = best * 0.0
                 total = best + 1.0
             row, count = first_q + tile * TILE, num_q - tile * TILE
             _leave(acc, best, total, out_ptr, lse_ptr, row, count, head, Tq, SHAPE)
-        mbarrier.arrive(empty.index(place))
-        item += tiles
-        turn += 1
+        if own >= tiles:
+            # It waits too: none says twice that it is done with a stage before all have said it.
+            for step in range(k_step, k_step + chunks):
+                mbarrier.wait(full.index(step % KEYS), step // KEYS & 1)
+                mbarrier.arrive(empty.index(step % KEYS))
+        q_step += tiles
+        k_step += chunks
 
 
-# `debug` keeps the assertions; overflows are not looked for.
-@gluon.jit(
-    debug=True,
-    do_not_specialize=["stride_q", "stride_k", "stride_v", "number", "Tq", "max_query", "max_key"],
-)
+@gluon.jit(do_not_specialize=["stride_q", "stride_k", "stride_v", "number", "Tq"])
 def _attention_hopper_kernel(
     query, key, value, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, number, Tq, max_query, max_key,
-    SCALE: gl.constexpr, H: gl.constexpr, D: gl.constexpr, CHUNKS: gl.constexpr,
-    PLACES: gl.constexpr, QUERIES: gl.constexpr, WARPGROUPS: gl.constexpr,
+    stride_q, stride_k, stride_v, number, Tq,
+    SCALE: gl.constexpr, H: gl.constexpr, D: gl.constexpr, QUERIES: gl.constexpr,
+    KEYS: gl.constexpr, WARPGROUPS: gl.constexpr,
 ):  # fmt: skip
-    """``number`` problems, the keys of so many at a time in PLACES for CHUNKS of each; strides are
-    those of heads."""
+    """``number`` problems; strides are those of heads. QUERIES tiles of these fit into their ring,
+    and KEYS chunks of keys and of values into theirs."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    DEPTH: gl.constexpr = PLACES * CHUNKS
     q_ring = gl.allocate_shared_memory(query.dtype, [QUERIES, TILE, D], query.layout)
-    k_ring = gl.allocate_shared_memory(key.dtype, [DEPTH, TILE, D], key.layout)
-    v_ring = gl.allocate_shared_memory(value.dtype, [DEPTH, TILE, D], value.layout)
+    k_ring = gl.allocate_shared_memory(key.dtype, [KEYS, TILE, D], key.layout)
+    v_ring = gl.allocate_shared_memory(value.dtype, [KEYS, TILE, D], value.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [QUERIES, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [QUERIES, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [KEYS, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [KEYS, 1], BARRIER)
     for stage in gl.static_range(QUERIES):
         mbarrier.init(q_full.index(stage), count=1)
         mbarrier.init(q_empty.index(stage), count=1)
-    for place in gl.static_range(PLACES):
-        mbarrier.init(full.index(place), count=CHUNKS)
-        mbarrier.init(empty.index(place), count=WARPGROUPS)
+    for stage in gl.static_range(KEYS):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=WARPGROUPS)
     fence_async_shared()
-    SHAPE: gl.constexpr = Shape(WARPGROUPS, CHUNKS, H, D, SCALE * LOG2_E)
-    buffers = (q_ring, k_ring, v_ring, q_full, q_empty, full, empty)
+    SHAPE: gl.constexpr = Shape(WARPGROUPS, H, D, SCALE * LOG2_E)
+    rings = ((q_ring, q_full, q_empty), (k_ring, v_ring, full, empty))
     problems = (query_cu_ptr, key_cu_ptr, number)
-    strides, most = (stride_q, stride_k, stride_v), (max_query, max_key)
-    if WARPGROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(0), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(1), SHAPE)),
-                (_produce, (query, key, value, strides, problems, buffers, most, SHAPE)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    elif WARPGROUPS == 3:
-        gl.warp_specialize(
-            [
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(0), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(1), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(2), SHAPE)),
-                (_produce, (query, key, value, strides, problems, buffers, most, SHAPE)),
-            ],
-            [4, 4, 1],
-            [152, 152, 40],
-        )
-    else:
-        gl.static_assert(WARPGROUPS == 4)
-        gl.warp_specialize(
-            [
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(0), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(1), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(2), SHAPE)),
-                (_consume, (out_ptr, lse_ptr, Tq, problems, buffers, gl.constexpr(3), SHAPE)),
-                (_produce, (query, key, value, strides, problems, buffers, most, SHAPE)),
-            ],
-            [4, 4, 4, 1],
-            [112, 112, 112, 40],
-        )
+    strides = (stride_q, stride_k, stride_v)
+    gl.static_assert(WARPGROUPS == 3)
+    gl.warp_specialize(
+        [
+            (_consume, (out_ptr, lse_ptr, Tq, problems, rings, gl.constexpr(0), SHAPE)),
+            (_consume, (out_ptr, lse_ptr, Tq, problems, rings, gl.constexpr(1), SHAPE)),
+            (_consume, (out_ptr, lse_ptr, Tq, problems, rings, gl.constexpr(2), SHAPE)),
+            (_produce, (query, key, value, strides, problems, rings, SHAPE)),
+        ],
+        [4, 4, 1],
+        [152, 152, 40],
+    )
 
 
-def attention_hopper(
-    operands: AttentionOperands, out: Tensor, lse: Tensor | None, *, warpgroups: int = WARPGROUPS
-) -> None:
+# `debug` keeps the assertions; overflows are not looked for. In the kernel itself they would be
+# calls, for the sake of which the compiler lets no product run behind another.
+@triton.jit(debug=True, do_not_specialize=["N", "max_query", "max_key"])
+def _assert_lengths_kernel(query_cu_ptr, key_cu_ptr, N, max_query, max_key, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    queries = tl.load(query_cu_ptr + n + 1, n < N, 0) - tl.load(query_cu_ptr + n, n < N, 0)
+    keys = tl.load(key_cu_ptr + n + 1, n < N, 0) - tl.load(key_cu_ptr + n, n < N, 0)
+    tl.device_assert(queries <= max_query, "a sequence has more queries than max_query")
+    tl.device_assert(keys <= max_key, "a sequence has more keys than max_key")
+
+
+def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | None) -> None:
     """Fill ``out [Tq, H, d]`` and, where it is wanted, ``lse [H, Tq]``, as
     :func:`~sparton.kernels.varlen_attention.forward.varlen_attention_forward` says."""
-    tensors = operands[:3]
+    tensors, bounds = operands[:3], operands[3:5]
     _, H, d = out.shape
-    chunks = next_power_of_2(cdiv(operands.max_key, TILE.value))
+    N = len(bounds[0]) - 1
+    Launch(
+        _assert_lengths_kernel, (cdiv(N, BLOCK),), N, operands.max_query, operands.max_key,
+        BLOCK=BLOCK, sanitize_overflow=False, num_warps=4,
+    )(*bounds)  # fmt: skip
     box, layout = [TILE.value, d], rows_layout(16, 2 * d)
 
     def rows(x: Tensor) -> Descriptor:
@@ -317,15 +303,14 @@ def attention_hopper(
 
     Launch(
         _attention_hopper_kernel, (min(multiprocessors(out.device), operands.num_problems),),
-        *(x.stride(1) for x in tensors), operands.num_problems, len(out), operands.max_query,
-        operands.max_key, SCALE=operands.scale, H=H, D=d, CHUNKS=chunks, PLACES=CHUNKS // chunks,
-        QUERIES=QUERIES, WARPGROUPS=warpgroups, sanitize_overflow=False, num_warps=4,
-    )(*map(rows, tensors), *operands[3:5], out, lse)  # fmt: skip
+        *(x.stride(1) for x in tensors), operands.num_problems, len(out), SCALE=operands.scale,
+        H=H, D=d, QUERIES=QUERIES * WARPGROUPS, KEYS=KEYS, WARPGROUPS=WARPGROUPS, num_warps=4,
+    )(*map(rows, tensors), *bounds, out, lse)  # fmt: skip
 
 
 def suits_hopper(operands: AttentionOperands) -> bool:
     """Whether :func:`attention_hopper` takes these operands."""
-    longest = TILE.value * CHUNKS
+    longest = TILE.value * KEYS
     fits = operands.window < 0 and TILE.value < operands.max_key <= longest
     return (
         fits

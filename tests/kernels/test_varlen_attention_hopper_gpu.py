@@ -1,0 +1,110 @@
+"""Attention within packed sequences by the kernel that Hopper has, against float64."""
+
+import pytest
+import torch
+
+from sparton.kernels.varlen_attention import forward as forwards
+from sparton.kernels.varlen_attention import operands
+from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
+from sparton.kernels.varlen_attention.hopper import KEYS, TILE, attention_hopper, suits_hopper
+from sparton.kernels.varlen_attention.reference import varlen_attention_reference
+from tests.kernels.test_encoder_layer import HALVES
+from tests.kernels.test_varlen_attention import Problem, errors, make_problem
+
+LONGEST = TILE.value * KEYS
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel is for compute capability 9.0")
+
+
+def drawn(count: int, longest: int, seed: int = 0) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, longest + 1, (count,), generator=generator).tolist())
+
+
+def packed(problem: Problem) -> operands.AttentionOperands:
+    scale = problem.states[0].shape[-1] ** -0.5
+    return operands.attention_operands(*problem.given(), scale)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("d", [32, 64])
+@pytest.mark.parametrize(
+    ("lengths", "key_lengths"),
+    [
+        ((65,), None),
+        ((64, 128, 65, 1, 63), None),
+        (drawn(40, LONGEST), None),
+        (drawn(40, 200, 1), drawn(40, 300, 2)),
+        ((0, 0, 70), (80, 0, 0)),
+        (tuple([LONGEST] * 9), None),
+    ],
+)
+def test_results_are_as_exact_as_eager(lengths, key_lengths, d, dtype):
+    problem = make_problem(lengths, key_lengths, H=3, d=d, dtype=dtype)
+    given = packed(problem)
+    assert suits_hopper(given)
+    out, lse = varlen_attention_forward(given)
+    assert torch.equal(out, varlen_attention_forward(given, lse=False)[0])
+    truth = varlen_attention_reference(*(x.double() for x in problem.states), *problem.bounds)
+    eager = varlen_attention_reference(*problem.states, *problem.bounds)
+    (allowed,) = errors([eager], [truth])
+    allowed += torch.finfo(dtype).eps / 4
+    assert errors([out], [truth])[0] <= allowed
+    if truth.any():
+        assert errors([1.02 * out.double()], [truth])[0] > allowed
+    _, sums = varlen_attention_forward(given, tiling=forward_tiling(d, given.max_key))
+    assert lse is not None and sums is not None
+    assert torch.allclose(lse, sums, rtol=1e-5, atol=1e-4)
+    assert not torch.allclose(lse + 1e-3, sums, rtol=1e-5, atol=1e-4)
+
+
+def test_rings_go_round_often_and_bits_are_the_same():
+    """Thousands of problems for each program, of one tile and of many, in any order."""
+    problem = make_problem(drawn(9000, 200) + drawn(2000, 60, 1), H=12, d=64)
+    given = packed(problem)
+    out, _ = varlen_attention_forward(given)
+    tiled, _ = varlen_attention_forward(given, tiling=forward_tiling(64, given.max_key))
+    assert errors([out], [tiled.double()])[0] < 1e-3
+    for _ in range(5):
+        assert torch.equal(varlen_attention_forward(given)[0], out)
+
+
+def test_operands_of_any_strides():
+    """Heads first, tokens first, and all three in one."""
+    problem = make_problem(drawn(30, 300), H=4, d=64)
+    out, _ = varlen_attention_forward(packed(problem))
+    for lay in (
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: torch.stack([x, x, x], 1)[:, 1],
+    ):
+        given = packed(problem.with_states(*map(lay, problem.states)))
+        assert suits_hopper(given)
+        assert torch.equal(varlen_attention_forward(given)[0], out)
+
+
+def test_others_have_the_portable_kernel(monkeypatch):
+    called: list[int] = []
+
+    def counted(*given: object) -> None:
+        called.append(1)
+        attention_hopper(*given)
+
+    monkeypatch.setattr(forwards, "attention_hopper", counted)
+    problem = make_problem((100, 70), H=2, d=64)
+    varlen_attention_forward(packed(problem))
+    assert len(called) == 1
+    for other in (
+        make_problem((64, 3), H=2, d=64),
+        make_problem((LONGEST + 1,), H=2, d=64),
+        make_problem((100, 70), H=2, d=128),
+        problem.with_states(*(x[..., :16].contiguous() for x in problem.states)),
+    ):
+        assert not suits_hopper(packed(other))
+        varlen_attention_forward(packed(other))
+    varlen_attention_forward(packed(problem)._replace(window=8))
+    assert len(called) == 1
