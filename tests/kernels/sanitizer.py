@@ -163,7 +163,7 @@ def attention() -> None:
     sides = (bounds(*LENGTHS),) * 2
     learn(ops.varlen_attention(query, key, value, *sides, longest, longest))
     # Long enough for the kernel that Hopper has.
-    states, longest = rows(300, 3, 2, 64), 170
+    states, longest = rows(300, 3, 600, 64), 170
     learn(ops.varlen_self_attention(states, bounds(170, 0, 1, 129), longest))
 
 

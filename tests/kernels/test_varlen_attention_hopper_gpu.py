@@ -2,11 +2,20 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from sparton.kernels.launch import multiprocessors
 from sparton.kernels.varlen_attention import forward as forwards
 from sparton.kernels.varlen_attention import operands
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
-from sparton.kernels.varlen_attention.hopper import KEYS, TILE, attention_hopper, suits_hopper
+from sparton.kernels.varlen_attention.hopper import (
+    KEYS,
+    SHORT,
+    TILE,
+    WAVES,
+    attention_hopper,
+    suits_hopper,
+)
 from sparton.kernels.varlen_attention.reference import varlen_attention_reference
 from tests.kernels.test_encoder_layer import HALVES
 from tests.kernels.test_varlen_attention import Problem, errors, make_problem
@@ -31,6 +40,17 @@ def packed(problem: Problem) -> operands.AttentionOperands:
     return operands.attention_operands(*problem.given(), scale)
 
 
+def on_hopper_kernel(
+    given: operands.AttentionOperands, *, lse: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """What the kernel makes of them, however few."""
+    query = given.query
+    out = torch.full(query.shape, float("nan"), dtype=query.dtype, device="cuda")
+    sums = torch.full(query.shape[1::-1], float("nan"), device="cuda") if lse else None
+    attention_hopper(given, out, sums)
+    return out, sums
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("d", [32, 64])
 @pytest.mark.parametrize(
@@ -47,9 +67,8 @@ def packed(problem: Problem) -> operands.AttentionOperands:
 def test_results_are_as_exact_as_eager(lengths, key_lengths, d, dtype):
     problem = make_problem(lengths, key_lengths, H=3, d=d, dtype=dtype)
     given = packed(problem)
-    assert suits_hopper(given)
-    out, lse = varlen_attention_forward(given)
-    assert torch.equal(out, varlen_attention_forward(given, lse=False)[0])
+    out, lse = on_hopper_kernel(given)
+    assert torch.equal(out, on_hopper_kernel(given, lse=False)[0])
     truth = varlen_attention_reference(*(x.double() for x in problem.states), *problem.bounds)
     eager = varlen_attention_reference(*problem.states, *problem.bounds)
     (allowed,) = errors([eager], [truth])
@@ -67,6 +86,7 @@ def test_rings_go_round_often_and_bits_are_the_same():
     """Thousands of problems for each program, of one tile and of many, in any order."""
     problem = make_problem(drawn(9000, 200) + drawn(2000, 60, 1), H=12, d=64)
     given = packed(problem)
+    assert suits_hopper(given)
     out, _ = varlen_attention_forward(given)
     tiled, _ = varlen_attention_forward(given, tiling=forward_tiling(64, given.max_key))
     assert errors([out], [tiled.double()])[0] < 1e-3
@@ -77,32 +97,33 @@ def test_rings_go_round_often_and_bits_are_the_same():
 def test_operands_of_any_strides():
     """Heads first, tokens first, and all three in one."""
     problem = make_problem(drawn(30, 300), H=4, d=64)
-    out, _ = varlen_attention_forward(packed(problem))
+    out, _ = on_hopper_kernel(packed(problem))
     for lay in (
         lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
         lambda x: torch.stack([x, x, x], 1)[:, 1],
     ):
         given = packed(problem.with_states(*map(lay, problem.states)))
-        assert suits_hopper(given)
-        assert torch.equal(varlen_attention_forward(given)[0], out)
+        assert torch.equal(on_hopper_kernel(given)[0], out)
 
 
 def test_others_have_the_portable_kernel(monkeypatch):
     called: list[int] = []
 
-    def counted(*given: object) -> None:
+    def counted(given: operands.AttentionOperands, out: Tensor, lse: Tensor | None) -> None:
         called.append(1)
-        attention_hopper(*given)
+        attention_hopper(given, out, lse)
 
     monkeypatch.setattr(forwards, "attention_hopper", counted)
-    problem = make_problem((100, 70), H=2, d=64)
+    enough = WAVES * multiprocessors(torch.device("cuda"))
+    many = (SHORT + 2,) + (1,) * (enough // 2)
+    problem = make_problem(many, H=2, d=64)
     varlen_attention_forward(packed(problem))
     assert len(called) == 1
     for other in (
-        make_problem((64, 3), H=2, d=64),
-        make_problem((LONGEST + 1,), H=2, d=64),
-        make_problem((100, 70), H=2, d=128),
-        problem.with_states(*(x[..., :16].contiguous() for x in problem.states)),
+        make_problem(many[: enough // 2 - 1], H=2, d=64),
+        make_problem((SHORT, *many[1:]), H=2, d=64),
+        make_problem((LONGEST + 1, *many[1:]), H=2, d=64),
+        make_problem(many, H=2, d=128),
     ):
         assert not suits_hopper(packed(other))
         varlen_attention_forward(packed(other))

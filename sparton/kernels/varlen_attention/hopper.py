@@ -40,7 +40,9 @@ WARPGROUPS = 3  # that multiply
 # most so many.
 QUERIES, KEYS = 2, 8
 BLOCK = 1024  # sequences whose lengths a program looks at
-WIDTHS = (32, 64)
+WIDTH = 64  # of a head: with half of it, it gains little
+SHORT = 128  # keys, to which a sequence is short
+WAVES = 16  # problems of a multiprocessor, at least
 
 
 class Shape(NamedTuple):
@@ -309,12 +311,16 @@ def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | Non
 
 
 def suits_hopper(operands: AttentionOperands) -> bool:
-    """Whether :func:`attention_hopper` takes these operands."""
-    longest = TILE.value * KEYS
-    fits = operands.window < 0 and TILE.value < operands.max_key <= longest
+    """Whether :func:`attention_hopper` takes these operands, and there is work enough: short
+    sequences are done as soon by programs of a tile each, and of few problems its descriptors take
+    the host longer than the device needs."""
+    tensors = operands[:3]
+    enough = WAVES * multiprocessors(operands.query.device)
     return (
-        fits
-        and operands.query.shape[2] in WIDTHS
-        and all(len(x) and x.data_ptr() % 16 == 0 for x in operands[:3])
-        and all(stride % 8 == 0 for x in operands[:3] for stride in x.stride()[:2])
+        operands.window < 0
+        and SHORT < operands.max_key <= TILE.value * KEYS
+        and operands.num_problems >= enough
+        and operands.query.shape[2] == WIDTH
+        and all(len(x) and x.data_ptr() % 16 == 0 for x in tensors)
+        and all(stride % 8 == 0 for x in tensors for stride in x.stride()[:2])
     )
