@@ -387,7 +387,7 @@ def load(
             :func:`~sparton.retrieval.encoding.encode_texts`; None for
             :func:`~sparton.retrieval.encoding.usual_precision`.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
-            folder says, or 64 and 256 if it is silent.
+            folder says, or 64 and 256 if it is silent, and at most the model's positions.
         width: how many of the first components of token vectors to take, of a model that was
             trained with several ``widths``; None for all.
         reading: ``revision``, ``cache_dir``, ``model_args``, ``tokenizer_args`` and

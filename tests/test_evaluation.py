@@ -30,9 +30,10 @@ from sparton.evaluation import (
     write_task_run,
 )
 from sparton.models.backbones import tiny
-from sparton.models.folders import save_encoder
+from sparton.models.folders import encoder_lengths, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.pipelines.averaging import average_models
 from sparton.retrieval.trec import read_run
 from sparton.types import TextCollection
 from tests.evaluation.problems import (
@@ -228,6 +229,24 @@ def test_retriever_comes_with_its_lengths(model):
     with pytest.raises(ValueError, match="document_length=500"):
         load_retriever(model, document_length=500)
     assert encoder(tokenizer.queries(["red cat"])).shape == (1, encoder.vocabulary_size)
+
+
+@pytest.mark.parametrize("said", [1024, int(1e30), 20])
+def test_texts_are_cut_at_the_positions_of_a_model_whose_tokenizer_says_more(model, said):
+    """As of most models on the hub, which say no other length."""
+    for file in ("sparton.json", "sentence_bert_config.json"):
+        (model / file).unlink()
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": said}))
+    encoder, tokenizer = load_retriever(model)
+    assert encoder.max_length == 32
+    most = min(said, 32)
+    assert (tokenizer.query_length, tokenizer.document_length) == (most, most)
+    assert encoder(tokenizer.documents(["cat " * 500])).isfinite().all()
+    average_models([model, model], model.parent / "mean")
+    assert encoder_lengths(model.parent / "mean") == (most, most)
+    with pytest.raises(ValueError, match="query_length=33 is more than the 32 positions"):
+        load_retriever(model, query_length=33)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/nowhere", "../nowhere"])

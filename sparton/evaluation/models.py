@@ -56,7 +56,8 @@ def load_retriever(
         model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, a name on the
             Hugging Face hub, or an encoder that was loaded before.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
-            folder says, or 64 and 256 if it is silent or there is none.
+            folder says, or 64 and 256 if it is silent or there is none, and at most the model's
+            positions: many a tokenizer says more than its model has.
         device: where to put the encoder.
         width: how many of the first components of token vectors to take; None for all.
         reading: see :class:`~sparton.models.repository.Source`.
@@ -78,7 +79,7 @@ def load_retriever(
     if width is not None:
         encoder.narrow(width)
     encoder.to(device)
-    lengths = own or Lengths(query=64, document=256)
+    lengths = (own or Lengths(query=64, document=256)).within(encoder.max_length)
     tokenizer = packed_tokenizer(
         encoder, query_length or lengths.query, document_length or lengths.document
     )

@@ -47,7 +47,8 @@ def average_models(models: Sequence[str | Path], output: str | Path) -> None:
         for own, others in parameters:
             average([own.detach()], [others.detach()], number)
         mean.origin = _common(mean.origin, other.origin)
-    query, document = lengths or Lengths(query=64, document=256)
+    usual = lengths or Lengths(query=64, document=256)
+    query, document = usual.within(mean.max_length)
     save_encoder(mean, output, query_length=query, document_length=document)
 
 

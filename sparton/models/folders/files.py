@@ -46,6 +46,10 @@ class Lengths(NamedTuple):
     query: int
     document: int
 
+    def within(self, most: int | None) -> "Lengths":
+        """At most the positions of a model, None for any number."""
+        return self if most is None else Lengths(min(self.query, most), min(self.document, most))
+
     def described(self) -> dict[str, int]:
         """As ``sparton.json`` has them."""
         return {"query_length": self.query, "document_length": self.document}
