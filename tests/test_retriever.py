@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sparton
+from sparton.encoded.facts import FACTS
 from sparton.evaluation import evaluate_encoder
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
@@ -257,6 +258,12 @@ def test_what_cannot_be_used_is_refused(load, tmp_path):
         load("splade", device="gpu")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         sparton.load(tmp_path / "nothing")
+
+
+def test_encoded_texts_are_no_model(tmp_path):
+    (tmp_path / FACTS).write_text("{}")
+    with pytest.raises(FileNotFoundError, match="holds encoded texts, not a model: name the model"):
+        sparton.load(tmp_path)
 
 
 def test_another_index_can_be_built(load):

@@ -30,14 +30,20 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def check_model(model: Path | str) -> None:
-    """Refuse what is neither a folder nor a name on the hub, before anything is read.
+    """Refuse what is neither a folder of a model nor a name on the hub, before anything is read.
 
     Raises:
         FileNotFoundError: names what would be right.
     """
+    from sparton.encoded.facts import FACTS
     from sparton.models.places import check_place
 
     check_place(model)
+    if (Path(model) / FACTS).is_file():
+        raise FileNotFoundError(
+            f"{model} holds encoded texts, not a model: name the model that encoded them; it takes "
+            "this folder as an index, or as the documents of an evaluation"
+        )
 
 
 def load_retriever(
@@ -74,6 +80,7 @@ def load_retriever(
     if isinstance(model, Encoder):
         encoder, own = model, None
     else:
+        check_model(model)
         source = Source(str(model), **reading)
         encoder, own = load_encoder(source), encoder_lengths(source)
     if width is not None:
