@@ -50,7 +50,7 @@ from sparton.kernels.splade_head.token_topk import MOST_BY_KERNEL
 from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
-from sparton.kernels.varlen_attention.hopper import attention_hopper
+from sparton.kernels.varlen_attention.hopper_attention import attention_hopper
 from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.

@@ -59,7 +59,7 @@ SAID = 40  # last lines of what a process said that are recorded if it is not as
 SPECIALISED = (
     Path(segment_max.__file__).with_name("hopper.py"),
     Path(encoder_layer.__file__).with_name("hopper_products.py"),
-    Path(varlen_attention.__file__).with_name("hopper.py"),
+    Path(varlen_attention.__file__).with_name("hopper_attention.py"),
 )
 ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

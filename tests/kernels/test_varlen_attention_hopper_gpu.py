@@ -8,7 +8,7 @@ from sparton.kernels.launch import multiprocessors
 from sparton.kernels.varlen_attention import forward as forwards
 from sparton.kernels.varlen_attention import operands
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
-from sparton.kernels.varlen_attention.hopper import (
+from sparton.kernels.varlen_attention.hopper_attention import (
     KEYS,
     SHORT,
     TILE,
