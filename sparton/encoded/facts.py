@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 
 from sparton.arguments import ArgumentError
 from sparton.digests import Seal, texts_digest
+from sparton.models.places import ENCODED
 from sparton.packing import ranges_of
 from sparton.reading import Fields, read_json
 from sparton.representations import KINDS
@@ -17,7 +18,7 @@ from sparton.retrieval.storing import VECTOR_DTYPES, VectorDtype
 from sparton.types import SIDES, Kind, Side
 from sparton.writing import replacing
 
-FACTS, SHARDS = "encoding.json", "shards"
+FACTS, SHARDS = ENCODED, "shards"
 _REMEDY = "delete the folder and encode again"
 _FIRST = ("model", "side", "kinds")  # from which other settings follow
 

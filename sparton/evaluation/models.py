@@ -35,15 +35,9 @@ def check_model(model: Path | str) -> None:
     Raises:
         FileNotFoundError: names what would be right.
     """
-    from sparton.encoded.facts import FACTS
     from sparton.models.places import check_place
 
     check_place(model)
-    if (Path(model) / FACTS).is_file():
-        raise FileNotFoundError(
-            f"{model} holds encoded texts, not a model: name the model that encoded them; it takes "
-            "this folder as an index, or as the documents of an evaluation"
-        )
 
 
 def load_retriever(
@@ -63,7 +57,7 @@ def load_retriever(
             Hugging Face hub, or an encoder that was loaded before.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent or there is none, and at most the model's
-            positions: many a tokenizer says more than its model has.
+            positions.
         device: where to put the encoder.
         width: how many of the first components of token vectors to take; None for all.
         reading: see :class:`~sparton.models.repository.Source`.
@@ -73,20 +67,19 @@ def load_retriever(
         ValueError: a length or a ``width`` that the model cannot have.
     """
     from sparton.models.encoder import Encoder
-    from sparton.models.folders import Lengths, encoder_lengths, load_encoder
+    from sparton.models.folders import encoder_lengths, load_encoder, usual_lengths
     from sparton.models.repository import Source
 
     refuse_below(1, query_length=query_length, document_length=document_length)
     if isinstance(model, Encoder):
         encoder, own = model, None
     else:
-        check_model(model)
         source = Source(str(model), **reading)
         encoder, own = load_encoder(source), encoder_lengths(source)
     if width is not None:
         encoder.narrow(width)
     encoder.to(device)
-    lengths = (own or Lengths(query=64, document=256)).within(encoder.max_length)
+    lengths = usual_lengths(own, encoder.max_length)
     tokenizer = packed_tokenizer(
         encoder, query_length or lengths.query, document_length or lengths.document
     )

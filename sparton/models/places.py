@@ -8,6 +8,7 @@ MODEL_FILES = (
     "modules.json",
     "adapter_config.json",
 )  # a model has one of them at least
+ENCODED = "encoding.json"  # of a folder of encoded texts
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -43,6 +44,11 @@ def check_place(name: str | Path) -> None:
         if models := sorted(place.glob("*/model")):
             more = f", one of {len(models)}" if models[1:] else ""
             raise FileNotFoundError(f"{name} is a folder of runs: a model is {models[0]}{more}")
+        if (place / ENCODED).is_file():
+            raise FileNotFoundError(
+                f"{name} holds encoded texts, not a model: name the model that encoded them; it "
+                "takes this folder as an index, or as the documents of an evaluation"
+            )
     first, *rest = place.parts or ("",)
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not place.is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):

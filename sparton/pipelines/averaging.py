@@ -11,7 +11,13 @@ from transformers import PreTrainedModel
 from sparton.arguments import ArgumentError
 from sparton.digests import texts_digest
 from sparton.models.encoder import Encoder
-from sparton.models.folders import Lengths, encoder_lengths, load_encoder, save_encoder
+from sparton.models.folders import (
+    Lengths,
+    encoder_lengths,
+    load_encoder,
+    save_encoder,
+    usual_lengths,
+)
 from sparton.models.identity import settings_of
 from sparton.models.origin import Origin
 
@@ -47,8 +53,7 @@ def average_models(models: Sequence[str | Path], output: str | Path) -> None:
         for own, others in parameters:
             average([own.detach()], [others.detach()], number)
         mean.origin = _common(mean.origin, other.origin)
-    usual = lengths or Lengths(query=64, document=256)
-    query, document = usual.within(mean.max_length)
+    query, document = usual_lengths(lengths, mean.max_length)
     save_encoder(mean, output, query_length=query, document_length=document)
 
 

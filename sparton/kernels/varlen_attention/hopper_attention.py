@@ -34,7 +34,7 @@ from sparton.kernels.varlen_attention.operands import AttentionOperands
 from sparton.kernels.varlen_attention.tiles import LOG2_E
 
 TILE = gl.constexpr(64)  # queries of a tile and keys of a chunk
-WARPGROUPS = 3  # that multiply
+WARPGROUPS = gl.constexpr(3)  # that multiply
 # Tiles in the ring of queries, for each warpgroup: so a stage is always the same one's, and none
 # takes a round of its barrier for another. Chunks in the rings of keys and values: a problem has at
 # most so many.
@@ -49,12 +49,10 @@ class Shape(NamedTuple):
     """What the warps are compiled for.
 
     Attributes:
-        WARPGROUPS: that multiply.
         H, D: heads, and the width of one.
         SCALE: of the scores, which are exponents of 2.
     """
 
-    WARPGROUPS: gl.constexpr
     H: gl.constexpr
     D: gl.constexpr
     SCALE: gl.constexpr
@@ -203,7 +201,6 @@ def _consume(out_ptr, lse_ptr, Tq, problems, rings, PART: gl.constexpr, SHAPE: g
     full, empty = rings[1][2], rings[1][3]
     QUERIES: gl.constexpr = q_full.shape[0]
     KEYS: gl.constexpr = full.shape[0]
-    WARPGROUPS: gl.constexpr = SHAPE.WARPGROUPS
     q_step = 0
     k_step = 0
     start = gl.program_id(0)
@@ -240,7 +237,7 @@ def _attention_hopper_kernel(
     query, key, value, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr,
     stride_q, stride_k, stride_v, number, Tq,
     SCALE: gl.constexpr, H: gl.constexpr, D: gl.constexpr, QUERIES: gl.constexpr,
-    KEYS: gl.constexpr, WARPGROUPS: gl.constexpr,
+    KEYS: gl.constexpr,
 ):  # fmt: skip
     """``number`` problems; strides are those of heads. QUERIES tiles of these fit into their ring,
     and KEYS chunks of keys and of values into theirs."""
@@ -259,11 +256,10 @@ def _attention_hopper_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=WARPGROUPS)
     fence_async_shared()
-    SHAPE: gl.constexpr = Shape(WARPGROUPS, H, D, SCALE * LOG2_E)
+    SHAPE: gl.constexpr = Shape(H, D, SCALE * LOG2_E)
     rings = ((q_ring, q_full, q_empty), (k_ring, v_ring, full, empty))
     problems = (query_cu_ptr, key_cu_ptr, number)
     strides = (stride_q, stride_k, stride_v)
-    gl.static_assert(WARPGROUPS == 3)
     gl.warp_specialize(
         [
             (_consume, (out_ptr, lse_ptr, Tq, problems, rings, gl.constexpr(0), SHAPE)),
@@ -306,7 +302,7 @@ def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | Non
     Launch(
         _attention_hopper_kernel, (min(multiprocessors(out.device), operands.num_problems),),
         *(x.stride(1) for x in tensors), operands.num_problems, len(out), SCALE=operands.scale,
-        H=H, D=d, QUERIES=QUERIES * WARPGROUPS, KEYS=KEYS, WARPGROUPS=WARPGROUPS, num_warps=4,
+        H=H, D=d, QUERIES=QUERIES * WARPGROUPS.value, KEYS=KEYS, num_warps=4,
     )(*map(rows, tensors), *bounds, out, lse)  # fmt: skip
 
 

@@ -16,7 +16,13 @@ from sparton.models.folders.card import write_card
 from sparton.models.folders.colbert import load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, length_of, module_kinds, own_lengths
+from sparton.models.folders.files import (
+    Lengths,
+    length_of,
+    module_kinds,
+    own_lengths,
+    usual_lengths,
+)
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -38,6 +44,7 @@ __all__ = [
     "find_model",
     "load_encoder",
     "save_encoder",
+    "usual_lengths",
 ]
 
 ROUTER = ["Router"]

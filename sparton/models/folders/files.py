@@ -46,10 +46,6 @@ class Lengths(NamedTuple):
     query: int
     document: int
 
-    def within(self, most: int | None) -> "Lengths":
-        """At most the positions of a model, None for any number."""
-        return self if most is None else Lengths(min(self.query, most), min(self.document, most))
-
     def described(self) -> dict[str, int]:
         """As ``sparton.json`` has them."""
         return {"query_length": self.query, "document_length": self.document}
@@ -77,6 +73,15 @@ def own_lengths(source: Source) -> Lengths | None:
     if query is None or document is None:
         own.refuse("document_length" if query else "query_length", "a whole number from 1 on")
     return Lengths(query, document)
+
+
+def usual_lengths(said: Lengths | None, most: int | None) -> Lengths:
+    """What a folder says, or 64 and 256 tokens, and at most the positions of its model, None for
+    any number: many a tokenizer says more than its model has."""
+    query, document = said or (64, 256)
+    return (
+        Lengths(query, document) if most is None else Lengths(min(query, most), min(document, most))
+    )
 
 
 def length_of(source: Source, subfolder: str) -> int | None:
