@@ -11,7 +11,7 @@ study goes on where it was. A step that is asked for brings along what it builds
 ``--`` goes to every training. scripts/recipes/ingredients.py has the recipes. Every kind of model
 on one recipe, results/*/in_domain_models.jsonl, is part of this study (``--only 'kinds-*'``).
 
-Pairs of Debian's packages (scripts/debian_pairs.py) count where they lie in DATA/debian.
+Pairs of Debian's packages lie in DATA/debian: scripts/debian_pairs.py makes them.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the four sets")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the five sets")
     parser.add_argument("--output", type=Path, default=ROOT / "runs/zero_shot")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument("--jobs", type=int, default=1, help="steps at a time")
@@ -97,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     for name in ("data", "output", "results"):
         setattr(arguments, name, getattr(arguments, name).resolve())
-    for folder in (*JUDGED.values(), *TARGETS):
+    for folder in (*JUDGED.values(), *TARGETS, "debian"):
         if not (arguments.data / folder).is_dir():
             parser.error(f"--data {arguments.data} has no {folder}: see docs/data_sets.md")
     if min(arguments.jobs, arguments.seeds) < 1:

@@ -202,6 +202,7 @@ ABLATION = {
     "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
 }
 _BEST = ABLATION["best"]
+_SOFT = ("two-miners", "parent-most", "warmer-teacher", "whole-queries")
 # Of each kind, what is trained, in the order of importance.
 RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "splade": ABLATION
@@ -246,20 +247,12 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "whole-warmer-denser": ("whole-queries", "warmer", "denser"),
         "whole-two-logarithms": ("whole-queries", "two-logarithms"),
         "whole-two-logarithms-denser": ("whole-queries", "two-logarithms", "denser"),
-        "whole-distilled-warmer": (*DISTILLED, "warmer-teacher", "whole-queries"),
-        "whole-distilled-warmer-long": (
-            *DISTILLED,
-            "warmer-teacher",
-            "whole-queries",
-            "long",
-        ),
-        "whole-distilled-warmer-learned": (
-            *DISTILLED,
-            "warmer-teacher",
-            "learned-queries",
-            "whole-queries",
-        ),
-        "whole-home-warmer": ("two-miners", "parent-most", "warmer-teacher", "whole-queries"),
+        "whole-distilled-warmer": (*TEXTS, *_SOFT),
+        "whole-distilled-warmer-long": (*TEXTS, *_SOFT, "long"),
+        "whole-distilled-warmer-learned": (*TEXTS, *_SOFT, "learned-queries"),
+        "whole-home-warmer": _SOFT,
+        "whole-crops-warmer": ("crops", *_SOFT),
+        "whole-crops-warmer-long": ("crops", *_SOFT, "long"),
         "whole-rare": ("whole-queries", "rare"),
         "whole-mined": (*TEXTS, "two-miners", "whole-queries"),
         "best": (*_BEST, "own-idf"),
@@ -280,7 +273,13 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 CHOSEN = {
     "splade": ("base", "fp8-head", "fp8-layers", "best-whole-long"),
     "colbert": ("base", "best-plain-wide", "best-whole"),
-    "inference-free": ("base", "best", "whole-warmer", "whole-distilled-warmer"),
+    "inference-free": (
+        "base",
+        "best",
+        "whole-warmer",
+        "whole-distilled-warmer",
+        "whole-crops-warmer",
+    ),
     "joint": ("base", "best-whole-long"),
 }
 # Means of the weights of models of several recipes, by their own name.

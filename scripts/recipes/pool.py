@@ -3,11 +3,11 @@
     python scripts/recipes/pool.py --data data --output runs/zero_shot/pool
 
 ``corpus.jsonl`` and ``queries.jsonl`` are as in the layout of BEIR, and ``NAME.jsonl`` holds pairs
-of their ids: ``squad`` and ``acl`` of the training splits, one for each file of Debian pairs where
-there are any, and ``crops``, queries that were made of the texts themselves. Of SQuAD and ACL only
-those documents come in that a training query has. ``to_mine.jsonl`` has the first pairs of every
-source, for which negatives are mined. ``--collections`` makes crops of all documents of
-some folders in the place of all this.
+of their ids: ``squad`` and ``acl`` of the training splits, one for each file of Debian pairs, and
+``crops``, queries that were made of the texts themselves. Of SQuAD and ACL only those documents
+come in that a training query has. ``to_mine.jsonl`` has the first pairs of every source, for which
+negatives are mined. ``--collections`` makes crops of all documents of some folders in the place of
+all this.
 """
 
 import argparse
@@ -74,8 +74,8 @@ def main() -> None:
         for name, folder in JUDGED.items():
             add_judged(pool, name, arguments.data / folder, arguments.limit)
         for name in DEBIAN:
-            if (path := arguments.data / "debian" / f"{name}.jsonl").exists():
-                add_pairs(pool, name, path, arguments.debian, chance)
+            path = arguments.data / "debian" / f"{name}.jsonl"
+            add_pairs(pool, name, path, arguments.debian, chance)
     with replacing_folder(arguments.output) as fresh:
         add_crops(pool, arguments.crops, chance, fresh / "crops.jsonl")
         pool.write(fresh, arguments.mined)

@@ -15,7 +15,7 @@ from recipes.ingredients import (
     Ingredient,
     recipe,
 )
-from recipes.pool import DEBIAN, JUDGED, TO_MINE
+from recipes.pool import JUDGED, TO_MINE
 from recipes.steps import SPARTON, Step
 from recipes.untrained import HEADS
 from sparton.models.backbones import minilm_folder
@@ -94,11 +94,6 @@ def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
     for pool in ("pool", "target"):
         for miner in ("bm25", "parent"):
             yield from mining(arguments, pool, miner)
-
-
-def debian(data: Path) -> list[str]:
-    """The files of Debian pairs that there are."""
-    return [name for name in DEBIAN if (data / "debian" / f"{name}.jsonl").exists()]
 
 
 def mining(arguments: argparse.Namespace, pool: str, miner: str) -> Iterator[Step]:
@@ -197,9 +192,7 @@ def training(arguments: argparse.Namespace, kind: str, name: str, seed: int) -> 
 def data_words(arguments: argparse.Namespace, whole: Ingredient, needs: list[str]) -> list[str]:
     """Overrides of ``data=squad_acl_mined`` that name the sources of a recipe; adds the steps that
     make their files to ``needs``."""
-    there = {*JUDGED, "crops", *debian(arguments.data)}
     parts = [("pool", source) for source in dict.fromkeys((*JUDGED, *whole.sources))]
-    parts = [(pool, source) for pool, source in parts if source in there]
     parts += [(whole.collection, "crops")] if whole.collection else []
     words = [f"num_negatives={7 if whole.miners else 0}"]
     for pool, source in parts:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import zero_shot as study
 from recipes import by_source, ingredients, kinds, pool, steps, zero_shot
 from recipes.steps import Failed, Place, Runner, Step
 from sparton.cli.checks import check
@@ -119,7 +120,8 @@ def data(tmp_path) -> Path:
         (tmp_path / folder / "qrels/train.tsv").write_text("q1\td1\t1\n")
     (tmp_path / "debian").mkdir()
     pair = {"query": "a game", "positive": "It is a game of many long and rare words indeed."}
-    (tmp_path / "debian/manuals.jsonl").write_text(json.dumps(pair) + "\n")
+    for name in pool.DEBIAN:
+        (tmp_path / f"debian/{name}.jsonl").write_text(json.dumps(pair) + "\n")
     return tmp_path
 
 
@@ -134,20 +136,33 @@ def make_pool(data: Path, monkeypatch, *words: str) -> dict[str, list[dict[str, 
 
 def test_a_pool_has_what_training_knows_and_crops_of_it(data, monkeypatch):
     made = make_pool(data, monkeypatch, "--mined", "4")
-    sources = ["squad", "acl", "manuals", "crops"]
+    sources = ["squad", "acl", *pool.DEBIAN, "crops"]
     assert set(made) == {"corpus", "queries", "to_mine", *sources}
     assert made["to_mine"] == [pair for name in sources for pair in made[name][:4]]
-    assert [document["_id"] for document in made["corpus"]] == ["squad-d1", "acl-d1", "manuals-d0"]
+    ids = [document["_id"] for document in made["corpus"]]
+    assert ids == ["squad-d1", "acl-d1", *(f"{name}-d0" for name in pool.DEBIAN)]
     assert made["acl"] == [{"query_id": "acl-q1", "positive_id": "acl-d1"}]
     texts = {each["_id"]: each["text"] for each in made["corpus"] + made["queries"]}
     assert texts["acl-q1"] == "ask acl_title_abstract"
-    assert len(made["crops"]) == 6
+    assert len(made["crops"]) == 2 * len(ids)
     for pair in made["crops"]:
         words = texts[pair["query_id"]].split()
         assert len(words) > 1
         assert {word.strip(".") for word in words} <= set(
             texts[pair["positive_id"]].replace(".", "").split()
         )
+
+
+def test_a_study_without_the_pairs_of_debian_begins_nothing(tmp_path, monkeypatch, capsys):
+    """Its recipes would be others, under the same names."""
+    for folder in (*pool.JUDGED.values(), *zero_shot.TARGETS):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(sys, "argv", ["zero_shot.py", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        study.parse_arguments()
+    assert f"{tmp_path} has no debian" in capsys.readouterr().err
+    (tmp_path / "debian").mkdir()
+    assert study.parse_arguments().data == tmp_path
 
 
 def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monkeypatch):
@@ -159,13 +174,9 @@ def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monk
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory) -> argparse.Namespace:
-    data = tmp_path_factory.mktemp("data")
-    (data / "debian").mkdir()
-    for name in pool.DEBIAN:
-        (data / f"debian/{name}.jsonl").touch()
     return argparse.Namespace(
-        data=data, output=Path("out"), adapt=["--steps", "1"], pool=[], seeds=2, negatives=3,
-        overrides=["steps=20"],
+        data=tmp_path_factory.mktemp("data"), output=Path("out"), adapt=["--steps", "1"], pool=[],
+        seeds=2, negatives=3, overrides=["steps=20"],
     )  # fmt: skip
 
 
