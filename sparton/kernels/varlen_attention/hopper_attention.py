@@ -38,7 +38,7 @@ WARPGROUPS = gl.constexpr(3)  # that multiply
 # Tiles in the ring of queries, for each warpgroup: so a stage is always the same one's, and none
 # takes a round of its barrier for another. Chunks in the rings of keys and values: a problem has at
 # most so many.
-QUERIES, KEYS = 2, 8
+QUERIES_EACH, MOST_CHUNKS = 2, 8
 BLOCK = 1024  # sequences whose lengths a program looks at
 WIDTH = 64  # of a head: with half of it, it gains little
 SHORT = 128  # keys, to which a sequence is short
@@ -302,7 +302,7 @@ def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | Non
     Launch(
         _attention_hopper_kernel, (min(multiprocessors(out.device), operands.num_problems),),
         *(x.stride(1) for x in tensors), operands.num_problems, len(out), SCALE=operands.scale,
-        H=H, D=d, QUERIES=QUERIES * WARPGROUPS.value, KEYS=KEYS, num_warps=4,
+        H=H, D=d, QUERIES=QUERIES_EACH * WARPGROUPS.value, KEYS=MOST_CHUNKS, num_warps=4,
     )(*map(rows, tensors), *bounds, out, lse)  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def suits_hopper(operands: AttentionOperands) -> bool:
     enough = WAVES * multiprocessors(operands.query.device)
     return (
         operands.window < 0
-        and SHORT < operands.max_key <= TILE.value * KEYS
+        and SHORT < operands.max_key <= TILE.value * MOST_CHUNKS
         and operands.num_problems >= enough
         and operands.query.shape[2] == WIDTH
         and all(len(x) and x.data_ptr() % 16 == 0 for x in tensors)
