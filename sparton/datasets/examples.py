@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import OnError, Placed, Tally, chunks, report, write_table
 from sparton.datasets.store import TABLE, Facts, StoredTable, stored_table
 from sparton.datasets.texts import Texts
@@ -27,6 +28,7 @@ def example_table(
     read: Callable[[Tally], Iterator[Placed]],
     *,
     on_error: OnError,
+    files: Sequence[DataFile] = (),
     texts: Texts | None = None,
     cache_dir: str | None = None,
 ) -> StoredTable:
@@ -40,6 +42,7 @@ def example_table(
         key: from :func:`sparton.datasets.store.fingerprint`.
         read: gives the rows.
         on_error: stop at a record that does not fit, or skip and count it.
+        files: that the rows come from, for messages.
         texts: of queries and documents where the records hold ids.
         cache_dir: by default the cache of `datasets`.
 
@@ -54,8 +57,10 @@ def example_table(
         batches = _batches(_watched(read(tally), tally, facts), texts, tally, facts)
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
+            places = f" in {files[0].name}" if files else ""
+            places += f" and {len(files) - 1} more" if files[1:] else ""
             faults = "".join(f"; {fault}" for fault in tally.first_skipped)
-            raise ValueError(f"{name}: no usable record in its files{faults}")
+            raise ValueError(f"{name}: no usable record{places}{faults}")
         return {**tally.facts(), **facts}
 
     table = stored_table(name, key, build, cache_dir)

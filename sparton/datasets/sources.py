@@ -100,7 +100,13 @@ def mined_records(source: Records, file: Path, *, cache_dir: str | None = None) 
     key = fingerprint(files, kind="mined", texts=texts)
     read = _reader(files, Reading(), kind, False, EQUAL_TEACHERS)
     table = example_table(
-        source.name, key, read, on_error="stop", texts=source.texts, cache_dir=cache_dir
+        source.name,
+        key,
+        read,
+        on_error="stop",
+        files=files,
+        texts=source.texts,
+        cache_dir=cache_dir,
     )
     return Records(source.name, table, source.texts, source.negatives)
 
@@ -225,7 +231,9 @@ def beir_pairs(
                 row = Row(judgment.query_id, [judgment.document_id], [], [])
                 yield Placed(judgments, judgment.number, row)
 
-    table = example_table(name, key, read, on_error=on_error, texts=texts, cache_dir=cache_dir)
+    table = example_table(
+        name, key, read, on_error=on_error, files=[judgments], texts=texts, cache_dir=cache_dir
+    )
     return Records(name, table, texts)
 
 
@@ -246,7 +254,13 @@ def _records(
     key = fingerprint(files, kind=kind.name, reading=reading, **settings)
     read = _reader(files, reading, kind, required, teachers)
     table = example_table(
-        name, key, read, on_error=reading.on_error, texts=texts, cache_dir=cache_dir
+        name,
+        key,
+        read,
+        on_error=reading.on_error,
+        files=files,
+        texts=texts,
+        cache_dir=cache_dir,
     )
     if table.facts["teachers"] == 1 and replace(teachers, share=None) != EQUAL_TEACHERS:
         raise ArgumentError(

@@ -274,9 +274,14 @@ def test_records_that_are_left_out_do_not_count_as_without_negatives(
 def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
     path = write_lines([b"[]"], "data.jsonl")
     with pytest.raises(
-        ValueError, match=rf"mine: no usable record in its files; {path}, line 1: a list of 0"
+        ValueError, match=rf"mine: no usable record in {path}; {path}, line 1: a list of 0"
     ):
         text_records(path, on_error="skip", name="mine")
+    empty = [write_lines([], f"empty-{number}.jsonl") for number in range(3)]
+    with pytest.raises(
+        ValueError, match=rf"mine: no usable record in {empty[0]} and 2 more$"
+    ):
+        text_records(empty, name="mine")
     with pytest.raises(ValueError, match="on_error='ignore' must be stop or skip"):
         text_records(path, on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="format='xlsx' must be"):

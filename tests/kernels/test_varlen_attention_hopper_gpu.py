@@ -9,7 +9,7 @@ from sparton.kernels.varlen_attention import forward as forwards
 from sparton.kernels.varlen_attention import operands
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
 from sparton.kernels.varlen_attention.hopper_attention import (
-    KEYS,
+    MOST_CHUNKS,
     SHORT,
     TILE,
     WAVES,
@@ -20,7 +20,7 @@ from sparton.kernels.varlen_attention.reference import varlen_attention_referenc
 from tests.kernels.test_encoder_layer import HALVES
 from tests.kernels.test_varlen_attention import Problem, errors, make_problem
 
-LONGEST = TILE.value * KEYS
+LONGEST = TILE.value * MOST_CHUNKS
 pytestmark = pytest.mark.gpu
 
 
