@@ -292,7 +292,9 @@ def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[
     except RecordError as error:
         raise RecordError(f"{name!r} holds scores of which {error}") from error
     if len(scores) != expected:
-        raise RecordError(f"{name!r} holds {len(scores)} scores for {expected} documents")
+        raise RecordError(
+            f"{name!r} holds {len(scores)} scores for {expected} documents, each of which has one"
+        )
     if not all(scores):
         raise RecordError(f"{name!r} holds an empty list of teacher scores")
     return scores
