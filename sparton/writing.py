@@ -106,8 +106,10 @@ def room(path: Path) -> str:
     folder = next(each for each in path.absolute().parents if each.is_dir())
     if not os.access(folder, os.W_OK):
         return f"{folder} is read-only here. Make it writable"
-    free = shutil.disk_usage(folder).free / 2**20
-    return f"{free:,.1f} MiB are free in {folder}. Make room"
+    disk = shutil.disk_usage(folder)
+    if not disk.total:  # such as /proc
+        return f"{folder} keeps no files. Name another place"
+    return f"{disk.free / 2**20:,.1f} MiB are free in {folder}. Make room"
 
 
 def sweep_leftovers(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Files that are there whole or not at all, with the permissions of any new file."""
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,4 +52,9 @@ def test_what_is_wrong_with_the_disk_is_said(tmp_path, monkeypatch, writer):
             raise OSError("cause")
     with pytest.raises(RuntimeError, match="another cause"), writer(tmp_path / "one"):
         raise RuntimeError("another cause")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0))
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    said = rf"{tmp_path} keeps no files\. Name another place"
+    with pytest.raises(OSError, match=said), writer(tmp_path / "one"):
+        raise OSError("cause")
     assert not [*tmp_path.iterdir()]

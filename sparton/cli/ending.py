@@ -46,6 +46,7 @@ def say_the_end(
         say(f"  {command}", f"  # {purpose}")
     say("and in Python:")
     if own_head is not None:
+        say(f"  import {own_head.rpartition('.')[0]}")
         say("  from sparton.models.folders import load_encoder")
         say(f'  encoder = load_encoder("{model}", head={own_head}())')
         return

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LATEST = "latest"
+_SIGNS = (".lock", "status.json", "manifest.json", "metrics.jsonl")  # of a run, from its beginning on
 _RUNS = Path("runs")
 log = logging.getLogger(__name__)
 
@@ -16,6 +17,27 @@ def existing(path: Path) -> Path:
     """The innermost folder of a path that is there."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.exists())
+
+
+def refuse_other_content(folder: str) -> None:
+    """Refuse a folder with something in it that no run has left: a training would write its own
+    files over those of the same names.
+
+    Raises:
+        ValueError: the folder has no name.
+        FileExistsError: names one of the things that lie there.
+    """
+    if not folder:
+        raise ValueError("hydra.run.dir is empty: name the folder of the run, or leave it out")
+    place = Path(folder)
+    if not place.is_dir() or any((place / sign).exists() for sign in _SIGNS):
+        return
+    lying = sorted(each.name for each in place.iterdir() if not each.name.startswith("."))
+    if lying:
+        raise FileExistsError(
+            f"{folder} has other content than a run's, {lying[0]} for one: give the run a folder "
+            "of its own, by name=... or hydra.run.dir=..."
+        )
 
 
 @contextmanager

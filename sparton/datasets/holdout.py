@@ -80,7 +80,9 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
     """The examples that are held out as a retrieval task.
 
     The collection is made of their positives, and of positives drawn from all examples until there
-    are so many ``documents``, or no more. The positives of all examples of a query have grade 1.
+    are so many ``documents``, or no more, in an order that tells nothing about the queries: a model
+    that scores all documents alike finds what chance would. The positives of all examples of a
+    query have grade 1.
 
     Args:
         held: from :func:`hold_out`.
@@ -111,9 +113,12 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
             "larger share", name, len(queries),
         )  # fmt: skip
     names = [f"q{number}" for number in range(len(queries))]
+    in_order = list(ids.items())
+    places = np.random.default_rng(held.seed).permutation(len(ids))
+    shuffled = dict(in_order[place] for place in places)
     return RetrievalTask(
         name,
-        TextCollection(list(ids.values()), list(ids)),
+        TextCollection(list(shuffled.values()), list(shuffled)),
         TextCollection(names, list(queries)),
         dict(zip(names, queries.values(), strict=True)),
     )

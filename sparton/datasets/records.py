@@ -252,7 +252,7 @@ def _layout(keys: tuple[str, ...], kind: Kind) -> Layout:
         raise RecordError(
             f"the keys {list(keys)} lack a query ({' or '.join(kind.query)}) or its positive "
             f"({' or '.join(kind.positives)}, or {' or '.join(kind.documents)} with scores): "
-            "name them through columns"
+            "name them through columns (what others hold is told by the first records of a file)"
         )
     return layout
 

@@ -64,6 +64,7 @@ def test_a_cell_of_a_sweep_names_its_files_alone(tmp_path, capsys):
 def test_a_model_with_a_head_of_ones_own_is_loaded_with_it(tmp_path, capsys):
     make_run(tmp_path)
     said = end(tmp_path, capsys, own_head="my_heads.Halved")
+    assert "  import my_heads\n" in said
     assert f'load_encoder("{tmp_path}/model", head=my_heads.Halved())' in said
     assert f"sparton compare {tmp_path} OTHER_RUN" in said
     for refused in ("sparton evaluate", "sparton encode", "sparton push", "sparton.load"):

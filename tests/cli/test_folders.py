@@ -36,6 +36,30 @@ def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_pa
 
 
 @pytest.mark.quick(3)
+@pytest.mark.parametrize("folder", ["mine", "."])
+def test_a_folder_with_other_content_is_not_written_over(folder, tmp_path):
+    for name in ("mine/model/config.json", "mine/results.json", "own.tmp"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileExistsError, match=rf"{folder} has other content than a run's, m"):
+        sparton.train(*MINIATURE, f"hydra.run.dir={folder}", steps=1)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert Path("mine/results.json").read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_an_empty_folder_and_that_of_a_run_are_taken(tmp_path):
+    Path("mine").mkdir()
+    Path("mine/.keep").touch()
+    for batch in (4, 4, 8):  # the last is another run, where no checkpoint is left
+        run = sparton.train(
+            *MINIATURE, "hydra.run.dir=mine", steps=1, batch=batch, checkpoint_every=None
+        )
+        assert run.folder == tmp_path / "mine" and (run.model / "config.json").exists()
+
+
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "refused",
     [
@@ -52,6 +76,7 @@ def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_pa
         ["init_from=./nowhere"],
         ["document_length=1000"],
         ["query_regularizer.flops.weight=-1"],
+        ["hydra.run.dir="],
     ],
 )
 def test_refused_runs_leave_nothing(refused, tmp_path):

@@ -12,6 +12,8 @@ from sparton.datasets.lookup import Rest
 from sparton.datasets.mixture import Mixture, text_mixture
 from sparton.datasets.quickstart import pairs
 from sparton.datasets.sources import beir_pairs
+from sparton.retrieval.metrics import Qrels, evaluate_run
+from sparton.retrieval.run import Run
 from sparton.types import Example, TextForm
 
 Write = Callable[..., str]
@@ -44,6 +46,19 @@ def test_no_query_is_on_both_sides_and_no_example_is_lost(mixture: Mixture) -> N
     assert everything == {f"query {n}" for n in range(QUERIES)}
     assert len({example.positive for example in trained}) == len(held.rest)
     assert all(example.negatives for example in trained)
+
+
+def gain_of_equal_scores(documents: list[str], qrels: Qrels) -> float:
+    """NDCG@10 of a model that scores all documents alike, so that they rank by their places."""
+    run = {name: dict.fromkeys(documents, 1.0) for name in qrels}
+    return evaluate_run(qrels, Run.from_scores(run), ["ndcg@10"])["ndcg@10"]
+
+
+def test_a_model_that_tells_nothing_apart_finds_what_chance_would(mixture: Mixture) -> None:
+    task = held_out_task(hold_out(mixture, share=0.1))
+    assert gain_of_equal_scores(task.documents.ids, task.qrels) < 0.03
+    positives_first = sorted(task.documents.ids, key=lambda name: int(name[1:]))
+    assert gain_of_equal_scores(positives_first, task.qrels) > 0.08
 
 
 def test_the_positives_of_all_examples_of_a_query_are_right(mixture: Mixture) -> None:

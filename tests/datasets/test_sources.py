@@ -278,9 +278,7 @@ def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
     ):
         text_records(path, on_error="skip", name="mine")
     empty = [write_lines([], f"empty-{number}.jsonl") for number in range(3)]
-    with pytest.raises(
-        ValueError, match=rf"mine: no usable record in {empty[0]} and 2 more$"
-    ):
+    with pytest.raises(ValueError, match=rf"mine: no usable record in {empty[0]} and 2 more$"):
         text_records(empty, name="mine")
     with pytest.raises(ValueError, match="on_error='ignore' must be stop or skip"):
         text_records(path, on_error="ignore")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """What the hub does not give is said in one sentence."""
 
+from pathlib import Path
+
 import pytest
 from transformers.utils import hub
 
@@ -47,3 +49,5 @@ def test_a_model_is_a_folder_or_on_the_hub(tmp_path, monkeypatch, file):
         find_model("nobody/none")
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder; give a folder of a"):
         find_model(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=f"only a shell knows ~: name {Path.home()}/mine"):
+        find_model("~/mine")
