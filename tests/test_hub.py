@@ -245,6 +245,15 @@ def test_the_command_takes_the_results_of_the_training(tmp_path, capsys):
         with pytest.raises(ValueError, match=f"results of another model, {measured}: sparton"):
             card_command.main([str(model), "--results", str(results)])
     assert "0.7500" not in (model / "README.md").read_text()
+    config = {"width": 32, "query_length": None, "encoder": {"pool_factor": 2, "search": None}}
+    for of_evaluation, row in (
+        ({"model": str(model)}, "| toy, width=32, pool_factor=2 | 0.3750 |"),
+        ({}, "| toy | 0.3750 |"),  # a training's own lengths are the model's
+    ):
+        content = {"config": config, "tasks": tasks(0.375), **of_evaluation}
+        results.write_text(json.dumps(content))
+        card_command.main([str(model), "--results", str(results)])
+        assert row in (model / "README.md").read_text()
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match=r"other\.json must hold a JSON object, not"):
         card_command.main([str(model), "--results", str(tmp_path / "other.json")])

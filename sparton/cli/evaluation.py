@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton import evaluation
+from sparton.arguments import ArgumentError
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
@@ -205,10 +206,13 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
     check_precision(asked.precision, encoder)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
-    search = evaluation.plan_search(encoder, **settings)
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
-    evaluation.check_bounds_apply(search, encoder, **bounds)
-    evaluation.check_index(index, search, encoder)
+    try:
+        search = evaluation.plan_search(encoder, **settings)
+        evaluation.check_bounds_apply(search, encoder, **bounds)
+        evaluation.check_index(index, search, encoder)
+    except ArgumentError as error:
+        raise error.renamed(search="encoder.search") from error
     evaluation.check_pooling(asked.pool_factor, search, encoder)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))

@@ -8,7 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LATEST = "latest"
-_SIGNS = (".lock", "status.json", "manifest.json", "metrics.jsonl")  # of a run, from its beginning on
+_SIGNS = (
+    ".lock",
+    "status.json",
+    "manifest.json",
+    "metrics.jsonl",
+)  # of a run, from its beginning on
 _RUNS = Path("runs")
 log = logging.getLogger(__name__)
 

@@ -126,8 +126,8 @@ class EncodedTexts:
         """
         if encoder_digest(encoder) != self.facts.settings.model:
             raise ValueError(
-                f"{self.folder} was encoded by another model, {self.facts.name} as it was then: "
-                "search it with that one, or encode again"
+                f"{self.folder} was encoded by another model, {self.facts.name} as it was then, in "
+                "the width that it had: search it with that one, or encode again"
             )
 
 

@@ -22,6 +22,16 @@ from sparton.writing import replacing
 Figures = tuple[float | None, ...]
 Columns = dict[str, tuple[str, list[Figures]]]
 _SPEEDS = ("queries_per_second", "index_bytes")
+# With which a model finds other documents than by itself: null where they are its own.
+_CHANGING = (
+    "query_length",
+    "document_length",
+    "width",
+    "search",
+    "pool_factor",
+    "max_query_terms",
+    "max_document_terms",
+)
 
 
 class TaskResult(NamedTuple):
@@ -234,6 +244,23 @@ def measured_model(path: Path) -> str:
         ValueError: the file is damaged.
     """
     return Fields.of(read_json(path), str(path)).get("model", str) or ""
+
+
+def measured_settings(path: Path) -> list[str]:
+    """With which settings of its own an evaluation has measured a model, as ``width=32``; none
+    where its ``results.json`` does not say, as that of a training does not.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged.
+    """
+    content = Fields.of(read_json(path), str(path))
+    config = content.object("config")
+    if config is None or "model" not in content:
+        return []
+    encoder = config.object("encoder")
+    given = config.as_dict() | ({} if encoder is None else encoder.as_dict())
+    return [f"{name}={given[name]}" for name in _CHANGING if given.get(name) is not None]
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:

@@ -71,9 +71,12 @@ def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
         return next(each for each in SEARCHES if {*_COMPARED[each]} == {*encoder.kinds})
     if missing := _needed(search) - {*encoder.kinds}:
         offered = [each for each in SEARCHES if _needed(each) <= {*encoder.kinds}]
-        raise ValueError(
-            f"search={search} compares {KINDS[min(missing)]}, which {type(encoder).__name__} does "
-            f"not give: set search={' or '.join(offered)}, or leave it out"
+        raise ArgumentError(
+            "{search} compares {}, which {} does not give: set {search:name}={}, or leave it out",
+            KINDS[min(missing)],
+            type(encoder).__name__,
+            " or ".join(offered),
+            search=search,
         )
     return search
 
@@ -111,11 +114,12 @@ def check_index(index: object, search: Search, encoder: "Encoder") -> None:
         )
     if needs and "dense" in compared_kinds(search, encoder):
         raise ArgumentError(
-            "{} does not compare dense vectors, as search={} does with {}: set search=rerank, or "
+            "{} does not compare dense vectors, as search={} does with {}: set {search}, or "
             "{index}",
             type(index).__name__,
             search,
             type(encoder).__name__,
+            search="rerank",
             index=Instance("exact_index"),
         )
     unit = getattr(encoder, "token_pooling", TokenPooling()).normalize

@@ -146,10 +146,10 @@ def test_all_scores_of_a_model_with_three_halves_are_added_up():
         np.testing.assert_allclose(run.scores[:, :6], -np.sort(-wanted, axis=1), atol=1e-4)
     assert not np.allclose(results[None].run.scores[:, :6], -np.sort(-tokens, axis=1), atol=1)
     with pytest.raises(
-        ValueError, match=r"sum compares dense vectors, .*=sparse or maxsim or rerank"
+        ValueError, match=r"search='sum' compares dense vectors, .*=sparse or maxsim or rerank"
     ):
         evaluate_encoder(*build(joint=True), task, search="sum", progress=False)
-    with pytest.raises(ValueError, match=r"does not compare dense vectors, .* set search=rerank"):
+    with pytest.raises(ValueError, match=r"does not compare dense vectors, .* set search='rerank'"):
         evaluate_encoder(
             encoder, tokenizer, task, index=CompressedIndexBuilder(nbits=4), progress=False
         )
@@ -249,7 +249,7 @@ def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
     assert not {"query_terms", "flops"} & found.keys()
     assert "vectors q/d" in capsys.readouterr().out
     for setting, message in (
-        ("encoder.search=sparse", "search=sparse compares sparse vectors, which ColbertEncoder"),
+        ("encoder.search=sparse", "encoder.search=sparse compares sparse vectors, which Col"),
         ("encoder.search=fast", "search=fast: must be sparse, maxsim, dense, rerank, sum, or left"),
         (
             "encoder.vector_dtype=int8",

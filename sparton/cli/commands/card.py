@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
             "--results"
         )
 
-    from sparton.evaluation.results import measured_model, read_tasks
+    from sparton.evaluation.results import measured_model, measured_settings, read_tasks
     from sparton.hub import add_results
 
     tasks = read_tasks(file)
@@ -40,7 +40,9 @@ def main(arguments: Sequence[str]) -> None:
             f"{file} has the results of another model, {measured}: sparton evaluate "
             f"model={options.model} writes those of this one"
         )
-    add_results(options.model, tasks)
+    settings = measured_settings(file)
+    named = [task | {"name": ", ".join([task["name"], *settings])} for task in tasks]
+    add_results(options.model, named)
     number = f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}"
     print(f"{options.model / 'README.md'}: results of {number}")
 
