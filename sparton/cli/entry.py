@@ -19,7 +19,7 @@ from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
 from sparton.cli.evaluation_checks import check_evaluation, refuse_ignored, refuse_missing_values
-from sparton.cli.folders import existing, refuse_other_content
+from sparton.cli.folders import existing, refuse_loss
 from sparton.cli.overrides import setting_of, typed_overrides
 from sparton.cli.starting_models import check_lengths, check_places, find_models
 
@@ -62,7 +62,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
             return None
         folder = variants[0].hydra.run.dir
         if "RANK" not in os.environ:  # who started the ranks has asked
-            refuse_other_content(folder)
+            refuse_loss(folder)
         found = existing(Path(folder))
         task = partial(run_training_here, again=again, found=found, log=not as_command)
         return _unless_error(opened.run(_giving_errors(task), configure_logging=as_command))

@@ -8,12 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LATEST = "latest"
-_SIGNS = (
-    ".lock",
-    "status.json",
-    "manifest.json",
-    "metrics.jsonl",
-)  # of a run, from its beginning on
+_SIGNS = (".lock", "status.json", "manifest.json", "metrics.jsonl")  # of a run
+# What it replaces, and takes for what one that was killed has left.
+_LOST = ("model", "checkpoints", "results.json", "runs", "run.png", "*.tmp")
 _RUNS = Path("runs")
 log = logging.getLogger(__name__)
 
@@ -24,24 +21,24 @@ def existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-def refuse_other_content(folder: str) -> None:
-    """Refuse a folder with something in it that no run has left: a training would write its own
-    files over those of the same names.
+def refuse_loss(folder: str) -> None:
+    """Refuse the folder of a run in which somebody else's files would be written over, or removed
+    as if a run that was killed had left them.
 
     Raises:
         ValueError: the folder has no name.
-        FileExistsError: names one of the things that lie there.
+        FileExistsError: names one of the files.
     """
     if not folder:
         raise ValueError("hydra.run.dir is empty: name the folder of the run, or leave it out")
     place = Path(folder)
-    if not place.is_dir() or any((place / sign).exists() for sign in _SIGNS):
+    if any((place / sign).exists() for sign in _SIGNS):
         return
-    lying = sorted(each.name for each in place.iterdir() if not each.name.startswith("."))
-    if lying:
+    lost = [found.name for pattern in _LOST for found in sorted(place.glob(pattern))]
+    if lost:
         raise FileExistsError(
-            f"{folder} has other content than a run's, {lying[0]} for one: give the run a folder "
-            "of its own, by name=... or hydra.run.dir=..."
+            f"{folder} has a {lost[0]} that no run has left there, and that would be lost: give "
+            "the run a folder of its own, by name=... or hydra.run.dir=..."
         )
 
 

@@ -52,7 +52,7 @@ def check_place(name: str | Path) -> None:
     first, *rest = place.parts or ("",)
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not place.is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
-        if first.startswith("~"):
+        if first == "~":
             raise FileNotFoundError(f"{name}: only a shell knows ~: name {place.expanduser()}")
         raise FileNotFoundError(
             f"{name}: no such folder; give a folder of a trained model, one of "

@@ -36,22 +36,22 @@ def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_pa
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize("folder", ["mine", "."])
-def test_a_folder_with_other_content_is_not_written_over(folder, tmp_path):
+@pytest.mark.parametrize(("folder", "lost"), [("mine", "model"), (".", "own.tmp")])
+def test_no_run_writes_over_what_is_somebody_elses(folder, lost, tmp_path):
     for name in ("mine/model/config.json", "mine/results.json", "own.tmp"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("precious")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(FileExistsError, match=rf"{folder} has other content than a run's, m"):
+    with pytest.raises(FileExistsError, match=rf"{folder} has a {lost} that no run has left"):
         sparton.train(*MINIATURE, f"hydra.run.dir={folder}", steps=1)
     assert sorted(tmp_path.rglob("*")) == before
     assert Path("mine/results.json").read_text() == "precious"
 
 
 @pytest.mark.slow
-def test_an_empty_folder_and_that_of_a_run_are_taken(tmp_path):
+def test_a_folder_that_loses_nothing_and_that_of_a_run_are_taken(tmp_path):
     Path("mine").mkdir()
-    Path("mine/.keep").touch()
+    Path("mine/slurm-1.out").touch()
     for batch in (4, 4, 8):  # the last is another run, where no checkpoint is left
         run = sparton.train(
             *MINIATURE, "hydra.run.dir=mine", steps=1, batch=batch, checkpoint_every=None
