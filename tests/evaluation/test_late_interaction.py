@@ -143,7 +143,7 @@ class SilentVectors(VectorEncoder):
     ("kind", "options", "message"),
     [
         ("sparse", {"search": "maxsim"}, "token vectors, which SilentEncoder does not give: set"),
-        ("sparse", {"search": "rerank"}, "search='rerank' compares token vectors.*search=sparse, or"),
+        ("sparse", {"search": "rerank"}, "search='rerank' compares token .*search=sparse, or"),
         ("tokens", {"search": "sparse"}, "sparse vectors, which SilentVectors.*maxsim or rerank"),
         ("tokens", {"max_query_terms": 3}, "max_query_terms=3 keeps .* search=maxsim"),
         ("tokens", {"search": "rerank", "max_document_terms": 3}, "in search=rerank with this"),
