@@ -45,6 +45,10 @@ def main() -> None:
             console.print(f"{step.name}: {state}", soft_wrap=True, markup=False)
         return
 
+    pooled = any(step.name == "pool" and not step.is_done for step in steps)
+    if pooled and not (arguments.data / "debian").is_dir():
+        sys.exit(f"zero_shot.py: --data {arguments.data} has no debian: see docs/data_sets.md")
+
     def noted(step: Step, seconds: float | None) -> None:
         note(step, seconds, arguments.results)
 
@@ -97,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     for name in ("data", "output", "results"):
         setattr(arguments, name, getattr(arguments, name).resolve())
-    for folder in (*JUDGED.values(), *TARGETS, "debian"):
+    for folder in (*JUDGED.values(), *TARGETS):
         if not (arguments.data / folder).is_dir():
             parser.error(f"--data {arguments.data} has no {folder}: see docs/data_sets.md")
     if min(arguments.jobs, arguments.seeds) < 1:

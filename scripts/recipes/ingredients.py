@@ -149,7 +149,8 @@ INGREDIENTS = {
 }
 
 TEXTS = ("crops", "debian")
-DISTILLED = (*TEXTS, "two-miners", "parent-most")
+TAUGHT = ("two-miners", "parent-most")
+DISTILLED = (*TEXTS, *TAUGHT)
 # What each recipe has; its name says it where it has one ingredient alone.
 ABLATION = {
     "base": (),
@@ -202,7 +203,7 @@ ABLATION = {
     "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
 }
 _BEST = ABLATION["best"]
-_SOFT = ("two-miners", "parent-most", "warmer-teacher", "whole-queries")
+_SOFT = (*TAUGHT, "warmer-teacher", "whole-queries")
 # Of each kind, what is trained, in the order of importance.
 RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "splade": ABLATION

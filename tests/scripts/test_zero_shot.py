@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -153,16 +154,25 @@ def test_a_pool_has_what_training_knows_and_crops_of_it(data, monkeypatch):
         )
 
 
-def test_a_study_without_the_pairs_of_debian_begins_nothing(tmp_path, monkeypatch, capsys):
+def test_a_study_without_the_pairs_of_debian_begins_nothing(tmp_path, monkeypatch):
     """Its recipes would be others, under the same names."""
     for folder in (*pool.JUDGED.values(), *zero_shot.TARGETS):
         (tmp_path / folder).mkdir()
-    monkeypatch.setattr(sys, "argv", ["zero_shot.py", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        study.parse_arguments()
-    assert f"{tmp_path} has no debian" in capsys.readouterr().err
+    began: list[list[Step]] = []
+    monkeypatch.setattr(
+        study, "Runner", lambda steps, *_: SimpleNamespace(run=lambda: began.append(steps))
+    )
+    words = ["zero_shot.py", "--data", str(tmp_path), "--output", str(tmp_path / "out"), "--only"]
+    monkeypatch.setattr(sys, "argv", [*words, "splade-crops"])
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no debian"):
+        study.main()
+    assert not began
     (tmp_path / "debian").mkdir()
-    assert study.parse_arguments().data == tmp_path
+    study.main()
+    monkeypatch.setattr(sys, "argv", [*words, "kinds-*"])  # which learns from two sets alone
+    (tmp_path / "debian").rmdir()
+    study.main()
+    assert len(began) == 2
 
 
 def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monkeypatch):
