@@ -34,10 +34,12 @@ def refuse_loss(folder: str) -> None:
     place = Path(folder)
     if any((place / sign).exists() for sign in _SIGNS):
         return
-    lost = [found.name for pattern in _LOST for found in sorted(place.glob(pattern))]
+    found = [each for pattern in _LOST for each in sorted(place.glob(pattern))]
+    # An empty folder loses nothing: checkpoints/ may lead to a disk that is meant for them.
+    lost = [each.name for each in found if not each.is_dir() or any(each.iterdir())]
     if lost:
         raise FileExistsError(
-            f"{folder} has a {lost[0]} that no run has left there, and that would be lost: give "
+            f"{folder} has {lost[0]!r}, which no run has left there, and which would be lost: give "
             "the run a folder of its own, by name=... or hydra.run.dir=..."
         )
 

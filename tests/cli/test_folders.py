@@ -42,7 +42,7 @@ def test_no_run_writes_over_what_is_somebody_elses(folder, lost, tmp_path):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("precious")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(FileExistsError, match=rf"{folder} has a {lost} that no run has left"):
+    with pytest.raises(FileExistsError, match=rf"{folder} has '{lost}', which no run"):
         sparton.train(*MINIATURE, f"hydra.run.dir={folder}", steps=1)
     assert sorted(tmp_path.rglob("*")) == before
     assert Path("mine/results.json").read_text() == "precious"
@@ -50,8 +50,10 @@ def test_no_run_writes_over_what_is_somebody_elses(folder, lost, tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_that_loses_nothing_and_that_of_a_run_are_taken(tmp_path):
-    Path("mine").mkdir()
+    for made in ("mine/model", "scratch"):
+        Path(made).mkdir(parents=True)
     Path("mine/slurm-1.out").touch()
+    Path("mine/checkpoints").symlink_to(tmp_path / "scratch")
     for batch in (4, 4, 8):  # the last is another run, where no checkpoint is left
         run = sparton.train(
             *MINIATURE, "hydra.run.dir=mine", steps=1, batch=batch, checkpoint_every=None
