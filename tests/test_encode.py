@@ -24,7 +24,7 @@ from tests.test_evaluation import ROOT
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("splade", "colbert", "joint")
+KINDS = ("splade", "colbert", "joint", "three")
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,10 @@ def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypat
     assert [line for line in capsys.readouterr().out.splitlines() if "\t" in line] == first != []
     message = "--nbits 3 must be 1, 2, 4 or 8"
     assert message in refused(monkeypatch, capsys, "search.py", *words[:2], "nbits=3")
-    encode(monkeypatch, models["splade"], output="sparse")
-    said = refused(monkeypatch, capsys, "search.py", "index=sparse", *words[1:])
-    assert "--nbits 8 compresses token vectors, and sparse has none" in said
+    for kind, has in (("splade", "none"), ("three", "dense vectors, too")):
+        encode(monkeypatch, models[kind], output=kind)
+        said = refused(monkeypatch, capsys, "search.py", f"index={kind}", *words[1:])
+        assert f"--nbits 8 compresses token vectors, and {kind} has {has}: leave it out" in said
 
 
 def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypatch, capsys):
@@ -151,6 +152,15 @@ def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypat
     part = f"data={{repository: {hub}, split: dev}}"
     encode(monkeypatch, models["splade"], "source=hub", part, output="part")
     assert list(open_encoded("part").ids) == ["d1"]
+
+
+def test_a_folder_that_datasets_saved_is_encoded(models, monkeypatch):
+    texts = [{"_id": name, "text": text} for name, text in DOCUMENTS.items()]
+    datasets.Dataset.from_list(texts).save_to_disk("saved", num_shards=2)
+    encode(monkeypatch, models["splade"], "data=saved", output="arrow")
+    encode(monkeypatch, models["splade"])
+    arrow, usual = open_encoded("arrow"), open_encoded("docs")
+    assert list(arrow.ids) == list(DOCUMENTS) and arrow.facts.parts == usual.facts.parts
 
 
 def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):

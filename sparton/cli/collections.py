@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparton.datasets.collection import beir_file
-from sparton.datasets.files import DataFile, locate
+from sparton.datasets.files import DataFile, locate, was_saved
 from sparton.types import Side
 
 _FILES: dict[Side, str] = {"document": "corpus.jsonl", "query": "queries.jsonl"}
@@ -14,14 +14,15 @@ def text_files(names: Sequence[str], side: Side) -> list[DataFile]:
     """The files that hold the texts of one side.
 
     Args:
-        names: files or patterns; or, alone, a folder in the layout of BEIR or its zip file.
+        names: files or patterns, or folders of ``save_to_disk``; or, alone, a folder in the layout
+            of BEIR or its zip file.
 
     Raises:
         FileNotFoundError: a name that fits nothing.
     """
     path = Path(names[0])
     archive = path.suffix == ".zip" or path.with_name(f"{path.name}.zip").is_file()
-    if len(names) == 1 and (path.is_dir() or archive):
+    if len(names) == 1 and (path.is_dir() or archive) and not was_saved(path):
         return [beir_texts(path, side)]
     return locate(names)
 

@@ -154,7 +154,7 @@ def beir_texts(
 
 
 def _json_lines(path: Path) -> DataFile:
-    if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".parquet")):
+    if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".parquet", ".arrow")):
         raise ValueError(
             f"{path}: texts are read from JSON lines here: convert it, to _id and text"
         )

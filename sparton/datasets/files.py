@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 from zipfile import BadZipFile, ZipFile
 
 from sparton.errors import MissingDataError
+from sparton.reading import Fields, read_json
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 31  # for zlib: the largest window, in a gzip wrapper whose checksum is verified
 CHUNK = 1 << 16
-ROWS_PER_BATCH = 1024
+_SPLIT, _SPLITS = "state.json", "dataset_dict.json"  # in folders of save_to_disk
 FORMATS = {
     "jsonl": (".jsonl", ".json", ".ndjson"),
     "tsv": (".tsv", ".txt"),
     "csv": (".csv",),
     "parquet": (".parquet",),
+    "arrow": (".arrow",),
 }
 
 Advance = Callable[[int], None]
@@ -44,7 +46,7 @@ class DataFile(NamedTuple):
 
     def place(self, number: int) -> str:
         """Where record ``number`` (from 1) is, for messages."""
-        unit = "row" if self.name.endswith(".parquet") else "line"
+        unit = "row" if self.name.endswith((".parquet", ".arrow")) else "line"
         return f"{self.name}, {unit} {number}"
 
 
@@ -63,6 +65,7 @@ def locate(
     Raises:
         MissingDataError: a name or pattern that fits nothing; says what the folder holds.
         ConnectionError: the hub did not give a file; says how to do without.
+        ValueError: a folder of several data sets.
     """
     names = [files] if isinstance(files, str) else list(files)
     if root is None and hub is not None:
@@ -81,11 +84,33 @@ def _find(folder: Path, name: str) -> list[DataFile]:
         if candidate.is_file():
             return [DataFile(str(candidate), candidate)]
     if path.is_dir():
-        raise MissingDataError(f"{path} is a folder: name its files, as {path / '*.jsonl'} does")
+        return [DataFile(str(each), each) for each in _saved_files(path)]
     found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
     if not found:
         raise MissingDataError(f"{path}: no such file. {_listing(path.parent)}")
     return [DataFile(str(each), each) for each in found]
+
+
+def was_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of `datasets` wrote a folder."""
+    return (folder / _SPLIT).is_file() or (folder / _SPLITS).is_file()
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """The files of a folder that ``Dataset.save_to_disk`` wrote."""
+    if (split := folder / _SPLIT).is_file():
+        parts = _fields(split).need("_data_files", list)
+        return [folder / Fields.of(part, str(split)).path("filename") for part in parts]
+    if (several := folder / _SPLITS).is_file():
+        names = _fields(several).strings("splits") or ["train"]
+        raise ValueError(
+            f"{folder} holds the splits {', '.join(names)}: name one, as {folder / names[0]} does"
+        )
+    raise MissingDataError(f"{folder} is a folder: name its files, as {folder / '*.jsonl'} does")
+
+
+def _fields(path: Path) -> Fields:
+    return Fields.of(read_json(path), str(path))
 
 
 def _listing(folder: Path) -> str:
@@ -110,7 +135,7 @@ def _download(hub: str, name: str) -> DataFile:
 
 
 def detect_format(file: DataFile) -> str:
-    """``jsonl``, ``tsv``, ``csv`` or ``parquet`` by the file's ending in any case, .gz aside."""
+    """The format, of :data:`FORMATS`, by the file's ending in any case, .gz aside."""
     suffix = Path(file.name.lower().removesuffix(".gz")).suffix
     for name, suffixes in FORMATS.items():
         if suffix in suffixes:
@@ -201,56 +226,6 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
             yield from others[:-1]
             pieces = [others[-1]]
     yield b"".join(pieces)
-
-
-def read_parquet(
-    file: DataFile, advance: Advance | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number (from 1) and columns of every row.
-
-    Raises:
-        ValueError: a damaged file.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(file.path) as table:
-            names = table.schema_arrow.names
-            if len(set(names)) < len(names):
-                raise ValueError(f"a column of {names} occurs twice")
-            total = max(table.metadata.num_rows, 1)
-            for batch in table.iter_batches(batch_size=ROWS_PER_BATCH):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-                if advance:
-                    advance(file.path.stat().st_size * number // total)
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        # Dates that Python does not have, texts that are not UTF-8.
-        raise _not_parquet(file, number, error) from error
-
-
-def count_rows(file: DataFile) -> int:
-    """How many rows a Parquet file says it has.
-
-    Raises:
-        ValueError: a damaged file.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_metadata(file.path).num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(file, 0, error) from error
-
-
-def _not_parquet(file: DataFile, number: int, error: Exception) -> ValueError:
-    return ValueError(
-        f"{file.name}: not readable as Parquet after row {number} ({error}): get the file again"
-    )
 
 
 def decode_text(line: bytes) -> str:

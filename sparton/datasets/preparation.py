@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     """How the files of a source are read.
 
     Attributes:
-        format: jsonl, tsv, csv or parquet; auto goes by each file's ending.
+        format: jsonl, tsv, csv, parquet or arrow; auto goes by each file's ending.
         columns: a mapping from names in the files, in the header of TSV and CSV, to the names that
             records use; for TSV and CSV without a header, the names of the columns in order.
         on_error: stop at a malformed record, or skip and count it.

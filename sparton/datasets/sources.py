@@ -58,10 +58,11 @@ def text_records(
     """Training examples written out as texts, in any shape of :mod:`sparton.datasets.records`.
 
     Args:
-        files: names or glob patterns; JSON lines, JSON, TSV, CSV (gzipped or not) or Parquet.
+        files: names or glob patterns; JSON lines, JSON, TSV, CSV (gzipped or not), Parquet or
+            Arrow, or a folder that ``Dataset.save_to_disk`` of `datasets` wrote.
         root: local folder of the files.
         hub: dataset repository on the Hugging Face hub to take them from if ``root`` is None.
-        format: jsonl, tsv, csv, parquet, or auto for the ending of each file.
+        format: jsonl, tsv, csv, parquet, arrow, or auto for the ending of each file.
         columns: names in the files, to known ones; or of TSV and CSV without a header, in order.
             Other columns go by aliases and order, see :func:`sparton.datasets.columns.assign`.
         on_error: stop at a malformed record, or skip and count it.

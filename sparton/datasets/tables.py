@@ -13,16 +13,15 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from sparton.arguments import ArgumentError
+from sparton.datasets.column_files import COLUMN_FORMATS, count_rows, read_rows
 from sparton.datasets.columns import Schema, assign, check_renames, holds_text, is_header
 from sparton.datasets.files import (
     Advance,
     DataFile,
     RecordError,
-    count_rows,
     decode_text,
     read_all_lines,
     read_lines,
-    read_parquet,
 )
 from sparton.datasets.values import decode_json
 
@@ -59,7 +58,7 @@ def open_table(
 
     Args:
         file: where the records are.
-        form: jsonl, tsv, csv or parquet.
+        form: jsonl, tsv, csv, parquet or arrow.
         columns: names in the file to those that records use; for a file without a header, the names
             of its columns in order.
         schema: what columns may hold.
@@ -78,9 +77,9 @@ def count_records(
     file: DataFile, form: str, columns: Columns | None, schema: Schema, advance: Advance
 ) -> int:
     """How many records :func:`open_table` would give, well-formed or not. The file is read for it,
-    but for Parquet, which says it."""
-    if form == "parquet":
-        return count_rows(file)
+    but for Parquet and Arrow, which say it."""
+    if form in COLUMN_FORMATS:
+        return count_rows(file, form)
     return sum(1 for _ in _open(file, form, columns, schema, advance).records)
 
 
@@ -90,8 +89,8 @@ def _open(
     if form in ("tsv", "csv"):
         return _delimited(file, form, columns, schema, advance)
     given = dict(columns) if isinstance(columns, Mapping) else {}
-    if form == "parquet":
-        return _objects(file, read_parquet(file, advance), lambda row: row, given, schema)
+    if form in COLUMN_FORMATS:
+        return _objects(file, read_rows(file, form, advance), lambda row: row, given, schema)
     lines = read_lines(file, advance)
     sample = list(islice(lines, 2))
     lines = chain(sample, lines)

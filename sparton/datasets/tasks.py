@@ -158,8 +158,8 @@ def trec_task(
     """A task of files: texts of documents and queries by id, and judgments in the format of TREC.
 
     Args:
-        documents, queries: files or patterns of JSON lines, JSON, TSV, CSV or Parquet with an id, a
-            text and perhaps a title; lines of TSV without a header are an id and a text.
+        documents, queries: files or patterns of JSON lines, JSON, TSV, CSV, Parquet or Arrow with
+            an id, a text and perhaps a title; lines of TSV without a header are an id and a text.
         qrels: lines ``query 0 document grade``, or the three columns of BEIR; gzipped or not.
         name: shown in tables; by default that of the judgments.
         columns: names in both files to ``_id``, ``text`` and ``title``.

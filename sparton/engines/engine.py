@@ -125,7 +125,7 @@ class Engine(ABC):
         for other in sorted(self.kinds - self.takes):
             sentence = "{} has no exact search by {}: choose another engine"
             if rest := self.kinds & self.takes:
-                both = f"{sentence}, or push the other half alone by {{kind}}"
+                both = f"{sentence}, or push another half alone, as by {{kind}}"
                 raise ArgumentError(both, self.name, KINDS[other], kind=min(rest))
             raise ArgumentError(sentence, self.name, KINDS[other])
         if names is not None and not (self.named_terms and "sparse" in self.kinds):

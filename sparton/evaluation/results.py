@@ -232,40 +232,29 @@ def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
         raise FileNotFoundError(
             f"{path}: no such file; trainings and evaluations that measured something leave one"
         )
-    return {task["name"]: _read_task_queries(Path(folder), task) for task in read_tasks(path)}
+    return {
+        task["name"]: _read_task_queries(Path(folder), task) for task in read_results(path).tasks
+    }
 
 
-def measured_model(path: Path) -> str:
-    """The folder or the name of what a ``results.json`` has measured; empty where it does not say,
-    as that of a training does not.
+class Measured(NamedTuple):
+    """What a ``results.json`` holds.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged.
+    Attributes:
+        model: the folder or the name of what was measured; empty where it does not say, as that of
+            a training does not.
+        settings: with which settings of its own an evaluation has measured it, as ``width=32``.
+        tasks: what it says of each, which has its ``name``, its ``metrics``, and perhaps its
+            ``speed`` and ``exact_recall``; see :func:`task_figures`.
     """
-    return Fields.of(read_json(path), str(path)).get("model", str) or ""
+
+    model: str
+    settings: list[str]
+    tasks: list[dict[str, Any]]
 
 
-def measured_settings(path: Path) -> list[str]:
-    """With which settings of its own an evaluation has measured a model, as ``width=32``; none
-    where its ``results.json`` does not say, as that of a training does not.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged.
-    """
-    content = Fields.of(read_json(path), str(path))
-    config = content.object("config")
-    if config is None or "model" not in content:
-        return []
-    encoder = config.object("encoder")
-    given = config.as_dict() | ({} if encoder is None else encoder.as_dict())
-    return [f"{name}={given[name]}" for name in _CHANGING if given.get(name) is not None]
-
-
-def read_tasks(path: Path) -> list[dict[str, Any]]:
-    """What a ``results.json`` says of each task, which has its ``name``, its ``metrics``, and
-    perhaps its ``speed`` and ``exact_recall``; see :func:`task_figures`.
+def read_results(path: Path) -> Measured:
+    """What a ``results.json`` holds.
 
     Raises:
         FileNotFoundError: no such file.
@@ -274,21 +263,34 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     content = Fields.of(read_json(path), str(path))
     tasks = content.need("tasks", list)
     for row, each in enumerate(tasks):
-        task = Fields.of(each, f"{path}: task {row}")
-        task.need("name", str)
-        task.get("by_query", str)
-        metrics, speed = task.need_object("metrics"), task.object("speed")
-        for metric in metrics:
-            metrics.need(metric, float)
-        if recall := task.object("exact_recall"):
-            recall.get("at_10", float)
-        if speed is not None:
-            latency = speed.need_object("latency")
-            for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95", "p99"))):
-                for key in keys:
-                    fields.need(key, float)
-            speed.get("documents_per_second", float)
-    return tasks
+        _check_task(Fields.of(each, f"{path}: task {row}"))
+    model = content.get("model", str) or ""
+    return Measured(model, _settings(content) if model else [], tasks)
+
+
+def _settings(content: Fields) -> list[str]:
+    config = content.object("config")
+    if config is None:
+        return []
+    encoder = config.object("encoder")
+    given = config.as_dict() | ({} if encoder is None else encoder.as_dict())
+    return [f"{name}={given[name]}" for name in _CHANGING if given.get(name) is not None]
+
+
+def _check_task(task: Fields) -> None:
+    task.need("name", str)
+    task.get("by_query", str)
+    metrics, speed = task.need_object("metrics"), task.object("speed")
+    for metric in metrics:
+        metrics.need(metric, float)
+    if recall := task.object("exact_recall"):
+        recall.get("at_10", float)
+    if speed is not None:
+        latency = speed.need_object("latency")
+        for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95", "p99"))):
+            for key in keys:
+                fields.need(key, float)
+        speed.get("documents_per_second", float)
 
 
 def _read_task_queries(folder: Path, task: Mapping[str, Any]) -> dict[str, dict[str, float]]:

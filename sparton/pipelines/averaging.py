@@ -74,7 +74,7 @@ def _architecture(encoder: Encoder, lengths: Lengths | None) -> dict[str, object
     for place, module in encoder.named_modules():
         if isinstance(module, PreTrainedModel):
             found |= _settings(place, module.config.to_dict())
-    found |= settings_of(encoder)
+    found |= {name.lstrip("."): value for name, value in settings_of(encoder)}
     foldings = {
         name: texts_digest([str(buffer.tolist())])
         for name, buffer in encoder.named_buffers()

@@ -217,7 +217,7 @@ def test_real_folders(
     assert sum(map(len, task.qrels.values())) == judgments
 
 
-@pytest.mark.parametrize("name", ["texts.csv", "texts.TSV.gz", "texts.parquet"])
+@pytest.mark.parametrize("name", ["texts.csv", "texts.TSV.gz", "texts.parquet", "texts.arrow"])
 def test_files_of_another_format_are_refused_before_they_are_read(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{name}: texts are read from JSON lines here: convert"):

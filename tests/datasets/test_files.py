@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sparton.datasets.files import (
@@ -16,7 +14,6 @@ from sparton.datasets.files import (
     detect_format,
     locate,
     read_lines,
-    read_parquet,
 )
 from sparton.datasets.values import decode_json
 
@@ -73,16 +70,6 @@ def test_bytes_read_are_reported(tmp_path: Path) -> None:
     assert positions == sorted(positions) and positions[-1] == path.stat().st_size
 
 
-def test_parquet_rows_and_damage(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"query": ["a", "b"], "pos": [["x"], None]}), path)
-    rows = [(1, {"query": "a", "pos": ["x"]}), (2, {"query": "b", "pos": None})]
-    assert list(read_parquet(data_file(path))) == rows
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=f"{path}: not readable as Parquet after row 0"):
-        list(read_parquet(data_file(path)))
-
-
 def test_faults_of_a_line() -> None:
     with pytest.raises(RecordError, match=r"byte 0xe9 at column 4 .*iconv"):
         decode_text("caf\xe9".encode("latin1"))
@@ -100,6 +87,7 @@ def test_faults_of_a_line() -> None:
         ("b.json.gz", "jsonl"),
         ("c.tsv.gz", "tsv"),
         ("d.parquet", "parquet"),
+        ("data-00000-of-00001.arrow", "arrow"),
         ("e.csv.gz", "csv"),
     ],
 )

@@ -331,12 +331,14 @@ def test_what_is_not_in_the_random_part_is_not_parsed(
         text_records(path, limit=6)
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "parquet", "arrow"])
 def test_headers_and_arrays_are_counted_as_they_are_read(tmp_path: Path, ending: str) -> None:
     rows = [{"question": f"what is {row}?", "passage": "it is this or that"} for row in range(30)]
     table, path = pd.DataFrame(rows), tmp_path / f"data.{ending}"
     if ending == "parquet":
         table.to_parquet(path)
+    elif ending == "arrow":
+        table.to_feather(path, compression="uncompressed")
     elif ending == "json":
         table.to_json(path, orient="records")
     else:

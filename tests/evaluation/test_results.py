@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparton.evaluation.results import read_queries, read_tasks
+from sparton.evaluation.results import read_queries, read_results
 
 SPEED = {
     "documents_per_second": 10.0,
@@ -26,7 +26,7 @@ def write(folder: Path, task: object = TASK, queries: object = QUERIES) -> Path:
 
 def test_what_is_right_is_read(tmp_path):
     write(tmp_path)
-    assert read_tasks(tmp_path / "results.json") == [TASK]
+    assert read_results(tmp_path / "results.json").tasks == [TASK]
     assert read_queries(tmp_path) == {"a": {"ndcg@10": {"q1": 0.25, "q2": 0.75}}}
 
 
@@ -49,7 +49,7 @@ def test_what_is_right_is_read(tmp_path):
 )
 def test_damaged_results_are_refused(tmp_path, task, message):
     file = write(tmp_path, task) / "results.json"
-    for read in (lambda: read_tasks(file), lambda: read_queries(tmp_path)):
+    for read in (lambda: read_results(file), lambda: read_queries(tmp_path)):
         with pytest.raises(ValueError, match=rf"results\.json.*{message}"):
             read()
 

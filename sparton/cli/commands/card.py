@@ -30,20 +30,20 @@ def main(arguments: Sequence[str]) -> None:
             "--results"
         )
 
-    from sparton.evaluation.results import measured_model, measured_settings, read_tasks
+    from sparton.evaluation.results import read_results
     from sparton.hub import add_results
 
-    tasks = read_tasks(file)
-    measured = measured_model(file)
-    if measured and not _is(measured, options.model):
+    measured = read_results(file)
+    if measured.model and not _is(measured.model, options.model):
         raise ValueError(
-            f"{file} has the results of another model, {measured}: sparton evaluate "
+            f"{file} has the results of another model, {measured.model}: sparton evaluate "
             f"model={options.model} writes those of this one"
         )
-    settings = measured_settings(file)
-    named = [task | {"name": ", ".join([task["name"], *settings])} for task in tasks]
+    named = [
+        task | {"name": ", ".join([task["name"], *measured.settings])} for task in measured.tasks
+    ]
     add_results(options.model, named)
-    number = f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}"
+    number = f"{len(named)} task{'s' if len(named) > 1 else ''}"
     print(f"{options.model / 'README.md'}: results of {number}")
 
 

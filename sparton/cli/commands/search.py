@@ -75,9 +75,11 @@ def main(arguments: Sequence[str]) -> None:
     with flags_named():
         build = exact_index if parsed.nbits is None else CompressedIndexBuilder(parsed.nbits)
     documents = open_encoded(parsed.index)
-    if parsed.nbits is not None and "tokens" not in documents.facts.settings.kinds:
+    kinds = documents.facts.settings.kinds
+    if parsed.nbits is not None and ("tokens" not in kinds or "dense" in kinds):
+        has = "dense vectors, too" if "dense" in kinds else "none"
         raise ValueError(
-            f"--nbits {parsed.nbits} compresses token vectors, and {parsed.index} has none: leave "
+            f"--nbits {parsed.nbits} compresses token vectors, and {parsed.index} has {has}: leave "
             "it out"
         )
     model = documents.facts.name if parsed.model is None else parsed.model
@@ -161,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     asked.add_argument(
         "--queries", nargs="+", metavar="FILE",
-        help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
+        help="JSON lines, TSV, CSV, Parquet or Arrow of id and text, or a folder of BEIR's layout",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
     add_reading(parser)

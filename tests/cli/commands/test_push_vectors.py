@@ -66,7 +66,7 @@ def test_documents_are_sent(docs, capsys):
     ("flags", "message"),
     [
         (["--to", "solr", "--output", "x"], "--to solr must be opensearch, elasticsearch, vespa"),
-        (["--to", "milvus", "--output", "x"], "push the other half alone by --kind sparse"),
+        (["--to", "milvus", "--output", "x"], "push another half alone, as by --kind sparse"),
         (["--to", "vespa", "--index", "A b", "--output", "x"], "--index A b is no name that vespa"),
         (["--to", "vespa", "--url", "host"], "--url host must be http://HOST:PORT"),
         (["--to", "qdrant", "--terms", "tokens", "--output", "x"], "leave --terms out"),
