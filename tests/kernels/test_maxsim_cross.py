@@ -121,14 +121,16 @@ def test_negative_similarities_beside_padding(device):
     assert not results[1][~problem.query_mask].any()
 
 
-def test_masked_tokens_may_hold_anything(device):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_masked_tokens_may_hold_anything(normalize, device):
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, device)
     upstream = upstream_for(problem)
     dirty = problem._replace(
         queries=torch.where(problem.query_mask[:, None], problem.queries, float("nan")),
         documents=torch.where(problem.document_mask[:, None], problem.documents, float("nan")),
     )
-    for a, b in zip(launch(dirty, upstream), launch(problem, upstream), strict=True):
+    results = (launch(each, upstream, normalize=normalize) for each in (dirty, problem))
+    for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
 
 

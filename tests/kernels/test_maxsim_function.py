@@ -398,14 +398,17 @@ def test_compiled_autograd_of_eager_calls(batch):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_what_masked_tokens_hold_does_not_matter(batch):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_masked_tokens_hold_does_not_matter(normalize, batch):
     """Padding may be NaN: what attention leaves where nothing was attended to."""
-    queries, documents, *masks = (x.detach() for x in batch)
-    dirty = [x.clone() for x in (queries, documents)]
-    for x, mask in zip(dirty, masks, strict=True):
-        x[~mask] = float("nan")
-    assert torch.equal(maxsim(*dirty, *masks), maxsim(queries, documents, *masks))
-    assert maxsim(dirty[0], documents, None, masks[1]).isnan().any()
+    *sides, query_mask, mask = (x.detach() for x in batch)
+    dirty = [x.masked_fill(~y[..., None], torch.nan) for x, y in zip(sides, (query_mask, mask))]
+    results = []
+    for leaves in ([x.clone().requires_grad_() for x in pair] for pair in (dirty, sides)):
+        scores = maxsim(*leaves, query_mask, mask, normalize=normalize)
+        results.append((scores.detach(), *gradients(scores, leaves)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert maxsim(dirty[0], sides[1], None, mask, normalize=normalize).isnan().any()
 
 
 def test_autocast_rounds_the_operands_and_returns_full_precision(batch):

@@ -359,12 +359,20 @@ def test_compiled(bias):
         assert torch.equal(x, y)
 
 
-def test_what_masked_query_tokens_hold_does_not_matter(device):
-    (queries, *others), query_mask, _ = make_problem(device)
-    dirty = torch.where(query_mask[..., None], queries, float("nan"))
-    scores = maxsim_from_hidden(dirty, *others, query_mask)
-    assert torch.equal(scores, maxsim_from_hidden(queries, *others, query_mask))
-    assert scores.any()
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_masked_tokens_hold_does_not_matter(dtype, normalize, device):
+    (queries, hidden, projection), *masks = make_problem(device)
+    masks[1][2, ::3] = False
+    results = []
+    for fill in (float("nan"), float("inf"), 1.0):
+        sides = [torch.where(m[..., None], x, fill) for x, m in zip((queries, hidden), masks)]
+        leaves = [x.to(dtype).requires_grad_() for x in (*sides, projection)]
+        scores = maxsim_from_hidden(*leaves, *masks, normalize=normalize)
+        results.append((scores.detach(), *torch.autograd.grad(scores.square().sum(), leaves)))
+    assert all(x.any() for x in results[0])
+    for found in zip(*results, strict=True):
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
 
 
 @pytest.mark.parametrize("normalize", [True, False])

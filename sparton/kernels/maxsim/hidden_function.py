@@ -81,17 +81,17 @@ def _backward(
     )  # fmt: skip
     if dtokens is None:
         return dqueries, None, None, None
-    behind = (hidden.contiguous(), projection.contiguous(), *needs_behind)
+    behind = (hidden.contiguous(), projection.contiguous(), *needs_behind, operands.mask)
     return dqueries, *through_projection(dtokens, kept.tokens, kept.norms, *behind)
 
 
 _operator = Operator("sparton::maxsim_from_hidden", _score, fake=_fake, keeps="keep")
-# Masked tokens are no winners: a backward needs no masks.
+# Masked tokens are no winners: a backward needs no masks but where it multiplies all.
 _operator.differentiable(
     ("queries", "hidden", "projection", "bias"),
     _backward,
     results=Scored._fields,
-    forgets=("query_mask", "mask"),
+    forgets=("query_mask",),
 )
 
 

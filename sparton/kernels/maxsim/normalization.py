@@ -40,6 +40,13 @@ def divided_by(x, norms):
     return x / tl.maximum(norms, EPSILON)[:, None]
 
 
+@triton.jit
+def reached(grad):
+    """The rows of a gradient that are not zero. Of others there is none behind the norm either,
+    whatever they hold: masked tokens may be no numbers."""
+    return tl.max((grad != 0.0).to(tl.int32), 1)[:, None] > 0
+
+
 @triton.jit(do_not_specialize=["T"])
 def _normalize_kernel(
     x_ptr, rows_ptr, y_ptr, norms_ptr, T,
@@ -70,7 +77,7 @@ def _normalize_backward_kernel(
     norms = norms_of(x)
     unit = divided_by(x, norms)
     radial = tl.where(norms >= EPSILON, tl.sum(g * unit, 1), 0.0)
-    dx = divided_by(g - unit * radial[:, None], norms)
+    dx = tl.where(reached(g), divided_by(g - unit * radial[:, None], norms), 0.0)
     ptrs = dx_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 
@@ -104,7 +111,8 @@ def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
     """Gradient ``[T, E]`` of ``tokens`` from that of the normalised ones; in the dtype of
     ``tokens``.
 
-    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``.
+    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``; zero where
+    ``g`` is zero, whatever ``x`` holds.
     """
     tokens, grad = tokens.contiguous(), grad.contiguous()
     (T, E), dtokens = tokens.shape, torch.empty_like(tokens)

@@ -28,7 +28,8 @@ def normalize_tokens_cpu(tokens: Tensor) -> Tensor:
 def through_norm_cpu(grad: Tensor, unit: Tensor, norms: Tensor) -> Tensor:
     """Gradient ``[T, E]`` of tokens from that of the normalised ones, in fp32 or wider.
 
-    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``.
+    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``; zero where
+    ``g`` is zero, whatever ``x`` holds: masked tokens may be no numbers.
 
     Args:
         grad: ``[T, E]``.
@@ -38,7 +39,8 @@ def through_norm_cpu(grad: Tensor, unit: Tensor, norms: Tensor) -> Tensor:
     # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left over.
     radial = (grad * unit).sum(-1, keepdim=True) / unit.square().sum(-1, keepdim=True)
     radial = torch.where(norms >= EPSILON, radial, 0)
-    return (grad - unit * radial) / norms.clamp_min(EPSILON)
+    through = (grad - unit * radial) / norms.clamp_min(EPSILON)
+    return through.where((grad != 0).any(-1, keepdim=True), 0)
 
 
 def normalize_tokens_backward_cpu(grad: Tensor, tokens: Tensor) -> Tensor:

@@ -157,6 +157,12 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
         )
 
 
+def taking_part(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows ``[T, E]`` with zeros in place of those that a mask ``[T]`` leaves out, which may be no
+    numbers: times a gradient of zero they would be none."""
+    return rows if mask is None else torch.where(mask[:, None], rows, 0)
+
+
 def flat_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """A mask of this shape, checked, with one axis."""
     check_mask(name, mask, shape)

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.normalization import EPSILON, divided_by, normalize_tokens
+from sparton.kernels.maxsim.normalization import EPSILON, divided_by, normalize_tokens, reached
+from sparton.kernels.maxsim.operands import taking_part
 from sparton.kernels.segment_max.operands import num_rows
 
 BLOCK_T, BLOCK_H = 64, 64  # tokens of a program, hidden units of a step
@@ -42,7 +43,8 @@ def _project_backward_kernel(
     # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left over.
     radial = tl.sum(grad * unit, 1) / tl.sum(unit * unit, 1)
     radial = tl.where(norms >= EPSILON, radial, 0.0)
-    through = divided_by(grad - unit * radial[:, None], norms).to(grad_ptr.dtype.element_ty)
+    through = tl.where(reached(grad), divided_by(grad - unit * radial[:, None], norms), 0.0)
+    through = through.to(grad_ptr.dtype.element_ty)
     tl.store(grad_ptr + places, through, inside)
     if dhidden_ptr is not None:
         for first in range(0, H, BLOCK_H):
@@ -95,6 +97,7 @@ def project_tokens_backward(
     need_hidden: bool,
     need_projection: bool,
     need_bias: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, projection and bias, None where not wanted; the same bits every time.
 
@@ -107,6 +110,8 @@ def project_tokens_backward(
         tokens, norms: what :func:`project_tokens` returns, or the search from hidden states.
         hidden, projection: as given there, contiguous.
         need_hidden, need_projection, need_bias: whether these gradients are wanted.
+        mask: bool ``[T]``, True at tokens that take part, or None. Others have no gradient, and may
+            be no numbers.
     """
     T, (E, H) = num_rows(hidden), projection.shape
     dhidden = None
@@ -117,5 +122,5 @@ def project_tokens_backward(
     grad = grad.view(T, E)
     if need_hidden and dhidden is None:
         dhidden = (grad @ projection).view_as(hidden)
-    dprojection = grad.T @ hidden.view(T, H) if need_projection else None
+    dprojection = grad.T @ taking_part(hidden.view(T, H), mask) if need_projection else None
     return dhidden, dprojection, grad.sum(0) if need_bias else None

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.kernels.maxsim.normalization_cpu import through_norm_cpu, unit_and_norms_cpu
+from sparton.kernels.maxsim.operands import taking_part
 
 
 def project_tokens_cpu(
@@ -32,6 +33,7 @@ def project_tokens_backward_cpu(
     need_hidden: bool,
     need_projection: bool,
     need_bias: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Arguments and results of
     :func:`~sparton.kernels.maxsim.projection.project_tokens_backward`; ``grad`` is left alone."""
@@ -39,5 +41,7 @@ def project_tokens_backward_cpu(
     if norms.numel():
         grad = through_norm_cpu(grad, tokens.flatten(0, -2), norms[:, None]).to(grad.dtype)
     dhidden = (grad @ projection).view_as(hidden) if need_hidden else None
-    dprojection = grad.T @ hidden.flatten(0, -2) if need_projection else None
+    dprojection = None
+    if need_projection:
+        dprojection = grad.T @ taking_part(hidden.flatten(0, -2), mask)
     return dhidden, dprojection, grad.sum(0) if need_bias else None
