@@ -197,7 +197,7 @@ def build_task(
 
     Raises:
         ValueError: an id twice, or one with white space; a judgment that contradicts another or,
-            with "error", is of an unknown id; or none that is left.
+            with "error", is of an unknown id; or none that is left, or that has a grade above 0.
     """
     refuse_other(get_args(OnUnknown), on_unknown=on_unknown)
     collection, asked = _by_id(documents), _by_id(queries)
@@ -226,8 +226,14 @@ def build_task(
             )
     if not qrels:
         raise ValueError(f"{name}: no judgment is left for any query")
+    without = sum(max(grades.values()) < 1 for grades in qrels.values())
+    if without == len(qrels):
+        raise ValueError(
+            f"{name}: no judgment has a grade of 1 or more, so that no document is relevant to any "
+            "query: correct the grades"
+        )
     judged = {key: text for key, text in asked.items() if key in qrels}
-    _report(name, collection, judged, ignored)
+    _report(name, collection, judged, ignored, without)
     return RetrievalTask(
         name,
         TextCollection(list(collection), list(collection.values())),
@@ -248,11 +254,16 @@ def _unknown(judgment: Judgment, documents: dict[str, str], queries: dict[str, s
     return None
 
 
-def _report(name: str, documents: dict[str, str], queries: dict[str, str], ignored: int) -> None:
+def _report(
+    name: str, documents: dict[str, str], queries: dict[str, str], ignored: int, without: int
+) -> None:
     for kind, texts in (("documents", documents), ("queries", queries)):
         empty = sum(not text for text in texts.values())
         if empty:
             logger.warning("%s: %d of %d %s are empty; kept", name, empty, len(texts), kind)
     if ignored:
         logger.warning("%s: ignored %d judgments of unknown ids", name, ignored)
+    if without:
+        said = "%s: %d of %d judged queries have no relevant document, and count as 0"
+        logger.warning(said, name, without, len(queries))
     logger.info("%s: %d documents, %d judged queries", name, len(documents), len(queries))

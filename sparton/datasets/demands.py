@@ -94,6 +94,14 @@ def check(
         )
     if needs_teacher:
         _refuse_two_scales(wholes)
+        return
+    for name, source in wholes.items():
+        if isinstance(source, Records) and source.scores_pairs:
+            logger.warning(
+                "source %s has a score beside every pair, and the loss reads none: all pairs are "
+                "taken to belong together, whatever they score",
+                name,
+            )
 
 
 def _refuse_two_scales(sources: dict[str, Source]) -> None:

@@ -53,7 +53,7 @@ def example_table(
     def build(folder: Path) -> Facts:
         tally = Tally(on_error)
         facts: Facts = {"scored": None, "teachers": None}
-        facts |= {"without_negatives": 0, "first_without_negatives": None}
+        facts |= {"without_negatives": 0, "first_without_negatives": None, "repeated": 0}
         batches = _batches(_watched(read(tally), tally, facts), texts, tally, facts)
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
@@ -84,6 +84,7 @@ def _watched(records: Iterator[Placed], tally: Tally, facts: Facts) -> Iterator[
                 f"scores of {teachers} teachers, but the records before have {facts['teachers']}",
             )
             continue
+        facts["repeated"] += placed.value.repeated
         if not placed.value.negatives and facts["first_without_negatives"] is None:
             facts["first_without_negatives"] = placed.place
         yield placed

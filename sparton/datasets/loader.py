@@ -6,6 +6,7 @@ Q queries of one rank, K explicit negatives of each, or of those that have some.
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from textwrap import shorten
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from sparton.datasets.workers import Batches, prepare_worker
 from sparton.types import DocumentCounts, Example, TextForm, Tokenizer, TrainBatch
 
 SUBSTITUTION_ATTEMPTS = 100
+_LONGEST_SHOWN = 80  # characters of a query
 
 
 @dataclass(eq=False)
@@ -149,11 +151,14 @@ class BatchStream(Dataset[TrainBatch]):
             )
             if taken.isdisjoint(_once(example)):
                 return example
+        part, text = min(taken & _once(example))
         raise ArgumentError(
             "{unique_positives:name}: {} draws for position {} gave only queries or positives that "
-            "the batch of {} already holds, and the data has {} examples: make the batch smaller, "
-            "or set {unique_positives}",
-            *(SUBSTITUTION_ATTEMPTS, position, self.batch, len(self.data)),
+            "the batch of {} already holds, at last the {} {!r}, and the data has {} examples: "
+            "make the batch smaller, or set {unique_positives}; or name the columns, where others "
+            "are meant than the log says were taken",
+            *(SUBSTITUTION_ATTEMPTS, position, self.batch),
+            *(part, shorten(text, _LONGEST_SHOWN), len(self.data)),
             unique_positives=False,
         )
 

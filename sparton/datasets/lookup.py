@@ -103,6 +103,12 @@ class Records:
         """How many examples have no negatives of their own."""
         return len(self) if self.negatives == "none" else self.table.facts["without_negatives"]
 
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether all records are pairs with a teacher's score and without negatives."""
+        facts = self.table.facts
+        return bool(facts["scored"]) and facts["without_negatives"] == len(self)
+
     def queries(self) -> Iterator[list[str]]:
         """The query of every record, in order, in lists; of a set its first text."""
         for batch in self.table.rows.data.to_batches():

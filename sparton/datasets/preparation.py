@@ -189,6 +189,10 @@ def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:
     left out."""
     columns = " | ".join(facts["columns"])
     logger.info("%s: %d records%s", name, rows, f" ({columns})" if columns else "")
+    if repeated := facts.get("repeated"):
+        logger.warning(
+            "%s: left out %d negatives that are positives of their own records", name, repeated
+        )
     if facts["skipped"]:
         logger.warning(
             "%s: skipped %d malformed records of %d; the first: %s",

@@ -9,6 +9,7 @@ a pair ``[a, b]``, a list with negatives ``[a, p, n, ...]``, ``{"set": [...]}``,
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 from sparton.datasets.files import RecordError
@@ -56,6 +57,7 @@ class Row(NamedTuple):
         negatives: any number.
         scores: empty, or one teacher score per positive, then one per negative.
         teachers: how many teachers' scores each of ``scores`` combines.
+        repeated: how many negatives were left out because they are positives of the record, too.
     """
 
     query: str
@@ -63,6 +65,7 @@ class Row(NamedTuple):
     negatives: list[str]
     scores: list[float]
     teachers: int = 1
+    repeated: int = 0
 
 
 def parse_text(record: Any) -> tuple[str, str]:
@@ -105,7 +108,7 @@ class Layout(NamedTuple):
 
 
 def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -> Row:
-    """Bring one record into canonical form.
+    """Bring one record into canonical form. Negatives that are its positives, too, are left out.
 
     Args:
         record: a list ``[query, positive, negatives ...]`` or a mapping.
@@ -116,6 +119,9 @@ def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -
         RecordError: says what is missing, empty, of the wrong type or of unequal length.
     """
     row = _parse(record, kind, teachers)
+    if repeated := sum(negative in row.positives for negative in row.negatives):
+        others = [negative not in row.positives for negative in row.negatives]
+        row = _with_negatives(row, others)._replace(repeated=repeated)
     return row if teachers.share is None else _without_near(row, teachers.share)
 
 
@@ -124,15 +130,16 @@ def _without_near(row: Row, share: float) -> Row:
     if row.negatives and not row.scores:
         raise RecordError("no teacher scores, by which teachers.share leaves negatives out")
     count = len(row.positives)
-    positives, of_negatives = row.scores[:count], row.scores[count:]
-    left = [
-        (negative, score)
-        for negative, score in zip(row.negatives, of_negatives)
-        if score < share_of(min(positives), share)
-    ]
+    most = share_of(min(row.scores[:count]), share) if row.negatives else 0.0
+    return _with_negatives(row, [score < most for score in row.scores[count:]])
+
+
+def _with_negatives(row: Row, kept: list[bool]) -> Row:
+    """A record with some of its negatives alone, and their scores."""
+    count = len(row.positives)
     return row._replace(
-        negatives=[negative for negative, _ in left],
-        scores=positives + [score for _, score in left],
+        negatives=list(compress(row.negatives, kept)),
+        scores=row.scores[:count] + list(compress(row.scores[count:], kept)),
     )
 
 

@@ -76,6 +76,12 @@ FAULTS: dict[str, tuple[list[Any], list[Any], list[str], str]] = {
     ),
     "columns": (DOCUMENTS, QUERIES, ["q1\td2"], "line 2: query id, document id and grade"),
     "nothing judged": (DOCUMENTS, QUERIES, [], "beir/test: no judgment is left"),
+    "nothing relevant": (
+        DOCUMENTS,
+        QUERIES,
+        ["q1\td1\t0", "q2\td1\t-1"],
+        "beir/test: no judgment has a grade of 1 or more, so that no document is relevant",
+    ),
 }
 
 
@@ -103,6 +109,13 @@ def test_a_malformed_first_judgment_is_no_header(write_beir: WriteBeir, line: st
     (folder / "qrels" / "test.tsv").write_text("\n".join([line, *QRELS]) + "\n")
     with pytest.raises(ValueError, match=r"test\.tsv, line 1: the grade '.*' is not an integer"):
         beir_folder(str(folder))
+
+
+def test_queries_without_a_relevant_document_are_counted(
+    write_beir: WriteBeir, caplog: pytest.LogCaptureFixture
+) -> None:
+    beir_folder(write_beir(DOCUMENTS, QUERIES, [*QRELS, "q3\td1\t0"]))
+    assert "1 of 3 judged queries have no relevant document, and count as 0" in caplog.text
 
 
 def test_unknown_ids_can_be_ignored_and_are_counted(

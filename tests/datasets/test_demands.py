@@ -39,6 +39,19 @@ def test_queries_without_negatives_are_said(
     assert "batch alone: 2 of 3 of some, 4 of 4 of none, 5 of 5 of user" in caplog.text
 
 
+def test_scores_of_pairs_that_no_loss_reads_are_said(
+    write_jsonl: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [{"query": "q", "positive": "p", "score": score} for score in (0, 1)]
+    data = Mixture({"sts": text_records(write_jsonl(pairs))})
+    check(data, 0, needs_teacher=True)
+    scored = {"query": "q", "positive": "p", "negatives": ["n"], "scores": [1, 0]}
+    check(Mixture({"listed": text_records(write_jsonl([scored], "listed.jsonl"))}), 1)
+    assert not caplog.records
+    check(data, 0)
+    assert "source sts has a score beside every pair, and the loss reads none" in caplog.text
+
+
 def test_a_loss_that_compares_with_negatives_needs_them_in_every_record(
     sources: dict[str, Source], write_jsonl: Write
 ) -> None:

@@ -177,7 +177,7 @@ def test_too_few_different_positives(
 ) -> None:
     source = text_records(write_jsonl([[f"w{number}", f"w{number % 3}"] for number in range(20)]))
     stream = BatchStream(Mixture({"a": source}), tokenizer, batch=4, unique_positives=True)
-    message = "only queries or positives that the batch of 4 already holds, and the data has 20"
+    message = r"that the batch of 4 already holds, at last the positive 'w\d', and the data has 20"
     with pytest.raises(ValueError, match=message):
         stream[0]
     assert BatchStream(Mixture({"a": source}), tokenizer, batch=3, unique_positives=True)[0]

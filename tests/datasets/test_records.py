@@ -28,6 +28,12 @@ ACCEPTED = {
         {"query": "q", "positive": "p", "negative": "n", "negatives": None},
         Row("q", ["p"], ["n"], []),
     ),
+    "negatives that are positives": (
+        TEXTS,
+        {"query": "q", "pos": ["p", "r"], "neg": ["r", "n", "p"], "scores": [5, 4, 3, 2, 1]},
+        Row("q", ["p", "r"], ["n"], [5.0, 4.0, 2.0], repeated=2),
+    ),
+    "a negative that is the positive": (IDS, ["1", "2", "2"], Row("1", ["2"], [], [], repeated=1)),
     "scores": (
         TEXTS,
         {"query": "q", "positive": "p", "negatives": ["n"], "scores": [2, 1.5]},

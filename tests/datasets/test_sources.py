@@ -254,6 +254,18 @@ def test_each_policy_of_negatives(write_jsonl: Write) -> None:
         text_records(path, negatives="some")  # type: ignore[arg-type]
 
 
+def test_negatives_that_are_positives_are_left_out_and_counted(
+    write_jsonl: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_jsonl([["q", "p", "p"], ["q", "p", "n", "p"]])
+    source = text_records(path)
+    assert source.without_negatives == 1
+    assert [each.negatives for each in all_examples(source, 2)] == [(), ("n", "n")]
+    assert "left out 2 negatives that are positives of their own records" in caplog.text
+    with pytest.raises(ValueError, match="line 1: no negatives"):
+        text_records(path, negatives="required")
+
+
 def test_scores_are_those_of_the_documents_that_a_policy_leaves(write_jsonl: Write) -> None:
     record = {"query": "q", "pos": ["p"], "pos_scores": [9], "neg": ["1", "2"]}
     path = write_jsonl([{**record, "neg_scores": [1, 2]}])
