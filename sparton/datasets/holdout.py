@@ -94,18 +94,18 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
     """
     if documents < 1:
         raise ValueError(f"documents={documents} of the held-out collection: must be at least 1")
-    ids: dict[str, str] = {}
-    queries: dict[str, dict[str, int]] = {}
+    numbers: dict[str, int] = {}
+    queries: dict[str, list[int]] = {}
     for source, rows in held.rows.items():
         for row in rows.tolist():
             query, positives = _pair(held.data.sources[source], row)
-            found = [ids.setdefault(text, f"d{len(ids)}") for text in positives]
-            queries.setdefault(query, {}).update(dict.fromkeys(found, 1))
-    _fill(ids, held, documents)
+            found = [numbers.setdefault(text, len(numbers)) for text in positives]
+            queries.setdefault(query, []).extend(found)
+    _fill(numbers, held, documents)
     count, whole = sum(map(len, held.rows.values())), len(held.data)
     logger.info(
         "%s: %d of %d examples are the dev set and are not trained on: %d queries, to be found in "
-        "%d documents", name, count, whole, len(queries), len(ids),
+        "%d documents", name, count, whole, len(queries), len(numbers),
     )  # fmt: skip
     if len(queries) < _FEW:
         logger.warning(
@@ -113,30 +113,31 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
             "larger share", name, len(queries),
         )  # fmt: skip
     names = [f"q{number}" for number in range(len(queries))]
-    in_order = list(ids.items())
-    places = np.random.default_rng(held.seed).permutation(len(ids))
-    shuffled = dict(in_order[place] for place in places)
+    # Both orders: equal scores come by id.
+    places = np.random.default_rng(held.seed).permutation(len(numbers)).tolist()
+    texts = sorted(numbers, key=lambda text: places[numbers[text]])
+    judged = [{f"d{places[number]}": 1 for number in own} for own in queries.values()]
     return RetrievalTask(
         name,
-        TextCollection(list(shuffled.values()), list(shuffled)),
+        TextCollection([f"d{place}" for place in range(len(texts))], texts),
         TextCollection(names, list(queries)),
-        dict(zip(names, queries.values(), strict=True)),
+        dict(zip(names, judged, strict=True)),
     )
 
 
-def _fill(ids: dict[str, str], held: HeldOut, documents: int) -> None:
+def _fill(numbers: dict[str, int], held: HeldOut, documents: int) -> None:
     """Add positives of other examples to a collection."""
     data, bounds = held.data, np.cumsum([len(source) for source in held.data.sources.values()])
     sources = list(data.sources.values())
     generator = np.random.default_rng(held.seed)
     drawn = generator.choice(len(data), min(len(data), 2 * documents), replace=False)
     for place in drawn.tolist():
-        if len(ids) >= documents:
+        if len(numbers) >= documents:
             return
         number = int(np.searchsorted(bounds, place, side="right"))
         row = place - int(bounds[number]) + len(sources[number])
         for text in _pair(sources[number], row)[1][:1]:
-            ids.setdefault(text, f"d{len(ids)}")
+            numbers.setdefault(text, len(numbers))
 
 
 def _pair(source: Source, row: int) -> tuple[str, list[str]]:

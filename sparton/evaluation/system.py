@@ -96,7 +96,7 @@ def retrieve(
         index.search(asked.slice(0, min(WARM_UP_QUERIES, len(texts))), k + barred.shape[1])
         clock.restart()
     found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
-    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
+    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k)).ties_by_id()
     clock.stop("search")
     recall = None
     if not index.exact:

@@ -64,10 +64,14 @@ def evaluate_queries(
         metrics: ranx's names, such as ``ndcg@10``.
 
     Raises:
-        ValueError: no judged query, or a metric that ranx does not know.
+        ValueError: no judged query, a metric that ranx does not know, or a document that the run
+            ranks twice for a query.
     """
     if not qrels:
         raise ValueError("no query has a judgment: check the qrels file and the split's name")
+    for metric in metrics:
+        metric_depth(metric)
+    _refuse_repeated(run)
     judgments, rankings = _as_arrays(qrels, run)
     from ranx import evaluate
 
@@ -89,6 +93,16 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = METRICS) -> di
 def mean_of_queries(by_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metric to the mean of its values."""
     return {metric: float(np.mean(list(values.values()))) for metric, values in by_query.items()}
+
+
+def _refuse_repeated(run: Run) -> None:
+    rows = np.sort(run.rows, axis=1)
+    queries, places = ((rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)).nonzero()
+    if len(queries):
+        raise ValueError(
+            f"the run ranks document {run.document_ids[rows[queries[0], places[0]]]!r} twice for "
+            f"query {run.query_ids[queries[0]]!r}: every result would count twice"
+        )
 
 
 def _as_arrays(qrels: Qrels, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

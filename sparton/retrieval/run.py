@@ -41,6 +41,25 @@ class Run(NamedTuple):
             run.scores[query, : len(ordered)] = [score for _, score in ordered]
         return run
 
+    def ties_by_id(self) -> "Run":
+        """The same results, where equal scores come in the order of trec_eval: by the ids of their
+        documents, the last of the alphabet first. The order of the collection decides nothing."""
+        found = self.rows >= 0
+        ties = (self.scores[:, 1:] == self.scores[:, :-1]) & found[:, 1:]
+        queries = ties.any(axis=1).nonzero()[0]
+        if not len(queries):
+            return self
+        rows, scores, found = self.rows[queries], self.scores[queries], found[queries]
+        several = np.unique(rows[found])
+        by_name = sorted(range(len(several)), key=lambda place: self.document_ids[several[place]])
+        rank = np.empty(len(several), np.int64)
+        rank[by_name] = np.arange(len(several))
+        order = np.lexsort((-rank[np.searchsorted(several, rows)], -scores, ~found))
+        run = self._replace(rows=self.rows.copy(), scores=self.scores.copy())
+        run.rows[queries] = np.take_along_axis(rows, order, axis=1)
+        run.scores[queries] = np.take_along_axis(scores, order, axis=1)
+        return run
+
     def rankings(self) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """Each query's id with its (document id, score) pairs, best first."""
         for query_id, rows, scores in zip(self.query_ids, self.rows, self.scores, strict=True):

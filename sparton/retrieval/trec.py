@@ -11,8 +11,8 @@ from sparton.retrieval.run import Run
 def write_run(run: Run, path: Path | str, tag: str = "sparton") -> None:
     """One line ``query Q0 document rank score tag`` per result, ranks from 1.
 
-    trec_eval ignores the rank and orders equal scores by document id, so that its figures can
-    differ from ours in the last digits where scores are equal.
+    trec_eval ignores the rank, and orders equal scores as :meth:`Run.ties_by_id
+    <sparton.retrieval.run.Run.ties_by_id>` does.
 
     Raises:
         ValueError: an identifier is empty or holds white space, which the format cannot express.

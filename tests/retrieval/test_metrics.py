@@ -118,9 +118,17 @@ def test_no_judgments_is_an_error():
         evaluate_run({}, Run.from_scores({"q": {"a": 1.0}}))
 
 
-def test_unknown_metric_is_an_error():
-    with pytest.raises(ValueError, match="accuracy"):
-        evaluate_run({"q": {"a": 1}}, Run.from_scores({"q": {"a": 1.0}}), ["accuracy@10"])
+def test_a_document_that_is_ranked_twice_is_an_error():
+    rows = np.array([[1, 0, -1, -1], [1, 2, 1, -1]])
+    run = Run(["a", "b"], ["d0", "d1", "d2"], rows, np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match="the run ranks document 'd1' twice for query 'b'"):
+        evaluate_run({"a": {"d1": 1}}, run)
+
+
+@pytest.mark.parametrize("metric", ["accuracy@10", "ndcg@0", "n", "NDCG@10"])
+def test_unknown_metric_is_an_error(metric):
+    with pytest.raises(ValueError, match=f"{metric} is no metric: choose from"):
+        evaluate_run({"q": {"a": 1}}, Run.from_scores({"q": {"a": 1.0}}), [metric])
 
 
 def test_the_known_metrics_are_those_of_ranx():

@@ -108,6 +108,37 @@ def compare(qrels: Qrels, run: Run) -> None:
         assert found[metric] == pytest.approx(expected(qrels, run, metric), abs=1e-9), metric
 
 
+def by_trec_eval(qrels: Qrels, run: Run) -> dict[str, float]:
+    """NDCG@10 of answered queries that have something relevant, by trec_eval's own order."""
+    relevant = {query: own for query, own in qrels.items() if max(own.values(), default=0) > 0}
+    results = {query: dict(found) for query, found in run.rankings() if found}
+    found = pytrec_eval.RelevanceEvaluator(relevant, {"ndcg_cut.10"}).evaluate(results)
+    return {query: values["ndcg_cut_10"] for query, values in found.items()}
+
+
+def by_us(qrels: Qrels, run: Run, queries: dict[str, float]) -> dict[str, float]:
+    values = evaluate_queries(qrels, run, ["ndcg@10"])["ndcg@10"]
+    return {query: values[query] for query in queries}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(problems())
+def test_equal_scores_come_in_the_order_of_trec_eval(problem):
+    qrels, run = problem
+    theirs, ordered = by_trec_eval(qrels, run), run.ties_by_id()
+    assert by_us(qrels, ordered, theirs) == pytest.approx(theirs, abs=1e-9)
+    for (query, before), (other, after) in zip(run.rankings(), ordered.rankings(), strict=True):
+        assert query == other and dict(before) == dict(after) and len(before) == len(after)
+        assert [score for _, score in before] == [score for _, score in after]
+
+
+def test_the_order_of_a_collection_is_another():
+    rows, scores = np.array([[0, 1, 2]]), np.ones((1, 3), np.float32)
+    qrels, run = {"q": {"d0": 1}}, Run(["q"], DOCUMENTS, rows, scores)
+    theirs = by_trec_eval(qrels, run)
+    assert by_us(qrels, run, theirs) == {"q": 1.0} and theirs["q"] == pytest.approx(0.5)
+
+
 def first_document_is_relevant() -> tuple[Qrels, Run]:
     """A query with one judgment, of the collection's first document, beside one with two."""
     rows = np.array([[0, 1, 2], [1, 2, 0]])

@@ -85,10 +85,11 @@ def test_pieces_change_nothing(staged, limit, monkeypatch):
     monkeypatch.setattr(compressed, "_PAIRS_AT_ONCE", 7)
     index._chunk_tokens = limit
     found = index.search(queries, 9)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    # Products of other shapes round otherwise: a few of the last bits of a score.
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
     assert (found.rows == expected.rows).mean() > 0.99
     monkeypatch.setattr(compressed, "_HITS_AT_ONCE", 1)
-    np.testing.assert_allclose(index.search(queries, 9).scores, expected.scores, atol=1e-6)
+    np.testing.assert_allclose(index.search(queries, 9).scores, expected.scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
