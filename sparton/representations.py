@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.kernels.boundaries import cu_seqlens_of, rows_of
+from sparton.kernels.boundaries import check_slice, cu_seqlens_of, rows_of
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
@@ -91,6 +91,7 @@ class TokenVectors(NamedTuple):
 
     def slice(self, start: int, stop: int) -> "TokenVectors":
         """Texts ``start : stop``; their vectors are not copied."""
+        check_slice(start, stop, self.num_texts)
         if (start, stop) == (0, self.num_texts):
             return self
         first, last = self.cu_seqlens[[start, stop]].tolist()

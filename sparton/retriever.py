@@ -19,12 +19,13 @@ from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.models.repository import ReadingOptions
+from sparton.reading import shown
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.encoding import check_precision, encode_texts
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
-from sparton.retrieval.storing import VectorDtype, query_dtype
+from sparton.retrieval.storing import VectorDtype, query_dtype, stored
 from sparton.types import PLURAL, Kind, Side
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Retriever:
         """Representations of ``texts`` on the host, in their order.
 
         Batches are made of texts of like length. ``sparse`` of the result holds active weights
-        alone (``sparse.dense()`` gives ``[N, V]``), ``tokens`` one vector per token, ``dense`` one
-        per text, where the model gives such.
+        alone (``sparse.dense()`` gives ``[N, V]``), ``tokens`` one vector per token, or one per
+        text of a dense model, ``dense`` one per text beside these. The result is a tuple of such
+        parts: its texts are counted by ``num_texts``, and cut by ``slice`` and ``take``.
 
         Args:
             texts: at least one.
@@ -201,6 +203,8 @@ class Retriever:
             indexed = documents.documents()
         else:
             encoded = self._encoded(documents, "document")
+            if not encoded.kinds:
+                raise ValueError("the representations hold nothing: encode documents")
             if not encoded.kinds & {*self.encoder.kinds}:
                 raise ValueError(
                     f"documents have {_halves(encoded.kinds)}, and queries of this model "
@@ -313,7 +317,7 @@ class Retriever:
         vector_dtype: VectorDtype = "float16",
     ) -> Representations:
         if isinstance(texts, Representations):
-            return texts
+            return stored(texts, vector_dtype)
         return self.encode(texts, side, vector_dtype=vector_dtype)
 
 
@@ -356,6 +360,7 @@ class TextIndex:
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )
+        queries = stored(queries, self._vector_dtype)
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [
@@ -427,7 +432,7 @@ def _listed(texts: Sequence[str], side: Side) -> Sequence[str]:
     listed = list(texts)
     for row, text in enumerate(listed):
         if not isinstance(text, str):
-            raise ValueError(f"{side} {row} is {text!r}: each must be a text")
+            raise ValueError(f"{side} {row} is {shown(text)}: each must be a text")
         try:
             text.encode()
         except UnicodeEncodeError as error:

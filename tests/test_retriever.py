@@ -16,6 +16,7 @@ from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
+from sparton.representations import Representations
 from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retriever import Hit, Retriever
 from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
@@ -70,6 +71,23 @@ def test_similarity_is_the_score_of_a_hit(kind, load):
         assert found, "the case must find something"
         for hit in found:
             assert hit.score == pytest.approx(scores[query, hit.id].item(), abs=1e-5)
+
+
+@KINDS
+def test_what_an_encoder_gives_is_compared_as_it_is(kind, load):
+    model = load(kind)
+    queries = ["red cat", "green"]
+    asked = model.encoder.encode(model.tokenizer.queries(queries), "query")
+    answers = model.encoder.encode(model.tokenizer.documents(TEXTS), "document")
+    expected = model.similarity(queries, TEXTS)
+    found = model.similarity(asked, answers)  # of vectors that are not rounded to 16 bits
+    assert torch.allclose(found, expected, rtol=1e-3) and expected.any()
+    found = model.index(answers, IDS).search(asked, k=3)
+    for own, hits in zip(found, model.index(TEXTS, IDS).search(queries, k=3), strict=True):
+        assert [hit.id for hit in own] == [hit.id for hit in hits] != []
+    if kind == "splade":
+        with pytest.raises(ValueError, match=r"keep the active ones alone, as .*compact"):
+            model.index(TEXTS).index.search(asked, 3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
@@ -138,6 +156,11 @@ class Table(list):
         (lambda model: model.index(["a"], [None]), "the id of document 0 is None: each must be"),
         (lambda model: model.index(["a"], [["x"]]), r"the id of document 0 is \['x'\]: each must"),
         (lambda model: model.index(Table({"text": TEXTS})), "texts is a Table, a table: give one"),
+        (lambda model: model.index(Representations()), "the representations hold nothing"),
+        (
+            lambda model: model.index(model.encode_documents(TEXTS)[:1]),
+            r"document 0 is SparseVectors\.\.\..*: each must be a text",
+        ),
         (lambda model: model.explain(None), "one text is explained at a time, not None"),
         (lambda model: model.explain(TEXTS), "one text is explained at a time, not"),
         (lambda model: model.explain("cat", k=0), "k=0 must be at least 1"),
@@ -254,6 +277,9 @@ def test_what_cannot_be_used_is_refused(load, tmp_path):
         model.index(TEXTS[:3], ["a", "b", "a"])
     with pytest.raises(ValueError, match="there are no texts"):
         model.encode_documents([])
+    for length in (8.5, "8", True):
+        with pytest.raises(ValueError, match=f"query_length={length!r} must be a whole number"):
+            load("splade", query_length=length)
     with pytest.raises(ValueError, match="device=gpu cannot be used"):
         load("splade", device="gpu")
     with pytest.raises(FileNotFoundError, match="no such folder"):

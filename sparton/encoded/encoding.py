@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.arguments import refuse_below
+from sparton.datasets.texts import TextList, TextTable
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.encoded.claims import Watch, claimed
 from sparton.encoded.collection import EncodedTexts, open_encoded
@@ -249,7 +250,7 @@ def _write(output: Path, begun: _Begun, parts: list[Representations]) -> None:
 def encode_collection(
     encoder: "Encoder",
     tokenizer: PackedTokenizer,
-    texts: Texts,
+    texts: Texts | Sequence[str],
     output: str | Path,
     side: Side = "document",
     *,
@@ -269,12 +270,14 @@ def encode_collection(
     Args:
         encoder, tokenizer, side, kinds, max_terms, vector_dtype: see :func:`plan_encoding`.
         pool_factor, precision, rows_per_shard: see there, too.
-        texts, output, append, name: see :func:`begin_folder`.
+        texts, output, append, name: see :func:`begin_folder`; the ids of a list are row numbers.
         batch_tokens, progress: see :func:`encode_shards`.
 
     Raises:
         ValueError, OSError: from these functions.
     """
+    if not isinstance(texts, TextTable | TextList):
+        texts = TextList(texts)
     output = Path(output)
     settings = plan_encoding(
         encoder,

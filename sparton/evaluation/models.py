@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
-from sparton.arguments import refuse_below
+from sparton.arguments import ArgumentError, refuse_below
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
@@ -70,7 +70,11 @@ def load_retriever(
     from sparton.models.folders import encoder_lengths, load_encoder, usual_lengths
     from sparton.models.repository import Source
 
-    refuse_below(1, query_length=query_length, document_length=document_length)
+    lengths_given = {"query_length": query_length, "document_length": document_length}
+    for name, length in lengths_given.items():
+        if length is not None and type(length) is not int:
+            raise ArgumentError(f"{{{name}}} must be a whole number", **{name: length})
+    refuse_below(1, **lengths_given)
     if isinstance(model, Encoder):
         encoder, own = model, None
     else:

@@ -81,6 +81,16 @@ def sequence_ids(cu_seqlens: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(sequences, lengths, output_size=total)
 
 
+def check_slice(start: int, stop: int, number: int) -> None:
+    """Refuse a part of a number of sequences that there is not, or that counts from their end.
+
+    Raises:
+        ValueError: names both.
+    """
+    if not 0 <= start <= stop <= number:
+        raise ValueError(f"{start} : {stop} of {number}: must be 0 <= start <= stop <= {number}")
+
+
 def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """Where the tokens of some sequences lie.
 

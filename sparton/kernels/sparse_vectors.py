@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import cu_seqlens_of, rows_of, sequence_ids
+from sparton.kernels.boundaries import check_slice, cu_seqlens_of, rows_of, sequence_ids
 
 _ENTRIES_AT_ONCE = 2**27  # of a dense matrix that is searched for active ones
 
@@ -80,12 +80,13 @@ class SparseVectors(NamedTuple):
         ]
 
     def take(self, vectors: Tensor) -> "SparseVectors":
-        """The vectors of these numbers, in the given order."""
+        """The vectors of these numbers, in the given order; -1 gives one without entries."""
         entries, cu_seqlens = rows_of(vectors, self.cu_seqlens)
         return SparseVectors(self.values[entries], self.terms[entries], cu_seqlens, self.width)
 
     def slice(self, start: int, stop: int) -> "SparseVectors":
         """Vectors ``start : stop``; their entries are not copied."""
+        check_slice(start, stop, self.num_vectors)
         if (start, stop) == (0, self.num_vectors):
             return self._replace(own=None)
         first, last = self.cu_seqlens[[start, stop]].tolist()

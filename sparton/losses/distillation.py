@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from sparton.losses.ranking import RankingLoss, own_scores
 
+_NEAREST = 1e-3  # of scores that differ by less, a quotient would make gradients of any size
+
 
 @dataclass(frozen=True)
 class MarginMSE(RankingLoss):
@@ -105,9 +107,11 @@ class KLDivergence(RankingLoss):
 
 
 def _between_0_and_1(scores: Tensor) -> Tensor:
-    """Rows from their smallest number to their largest; of a row of equal ones, zeros."""
+    """Rows from their smallest number to their largest; of a row of equal ones, zeros without a
+    gradient, and of one whose numbers are nearly equal, _NEAREST is their largest difference."""
     low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
-    return (scores - low) / (high - low).clamp_min(1e-8)
+    spread = high - low
+    return (scores - low) / spread.clamp_min(_NEAREST) * (spread > 0)
 
 
 def _own_scores(

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from sparton.losses.contract import Scored, Term, each_query
 
 _ENTRIES = 2**24  # of a matrix of scores that is looked at for the log
+_NO_TARGET = torch.iinfo(torch.int64).min
 
 
 class RankingLoss(ABC):
@@ -114,12 +115,12 @@ class InfoNCE(RankingLoss):
         """The arguments are those of :class:`RankingLoss`, and ``teacher_scores`` go unused. The
         result is an fp32 scalar in nats."""
         scores = scores / self.temperature
-        loss = F.cross_entropy(scores, positives)
+        loss = _cross_entropy(scores, positives)
         if not self.symmetric:
             return loss
         by_positive = scores[:, positives].T
         queries = torch.arange(len(positives), device=positives.device)
-        return (loss + F.cross_entropy(by_positive, queries)) / 2
+        return (loss + _cross_entropy(by_positive, queries)) / 2
 
     def of_queries(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
@@ -132,7 +133,12 @@ class InfoNCE(RankingLoss):
         return (loss + by_rows(self._nats, scores[:, positives].T, queries)) / 2
 
     def _nats(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(scores / self.temperature, targets, reduction="none")
+        return _cross_entropy(scores / self.temperature, targets, reduction="none")
+
+
+def _cross_entropy(scores: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Of all rows: no number of a target stands for none, as -100 does by default."""
+    return F.cross_entropy(scores, targets, ignore_index=_NO_TARGET, reduction=reduction)
 
 
 @dataclass(frozen=True)

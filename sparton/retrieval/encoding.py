@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sparton.arguments import refuse_below, refuse_other
+from sparton.arguments import ArgumentError, refuse_below, refuse_other
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
@@ -160,11 +160,19 @@ def _group_size(num_texts: int) -> int:
 
 def usual_precision(encoder: nn.Module) -> str:
     """In which precision an encoder encodes where nothing else is said: on a CPU in fp32, on a GPU
-    in 16 bits, fp16 unless it has weights in bfloat16."""
+    in 16 bits, fp16 unless it has weights in bfloat16; with adapters of LoRA beside frozen weights
+    in bfloat16, in bf16 anywhere."""
     if device_of(encoder).type != "cuda":
-        return "fp32"
+        return "bf16" if _has_adapters_beside_half(encoder) else "fp32"
     half = any(parameter.dtype == torch.bfloat16 for parameter in encoder.parameters())
     return "bf16" if half else "fp16"
+
+
+def _has_adapters_beside_half(encoder: nn.Module) -> bool:
+    """Whether frozen weights are in bfloat16 and others are not: in fp32 they have no products."""
+    weights = [*encoder.parameters()]
+    frozen = any(each.dtype == torch.bfloat16 and not each.requires_grad for each in weights)
+    return frozen and any(each.dtype == torch.float32 and each.requires_grad for each in weights)
 
 
 def check_precision(precision: object, encoder: Any = None) -> None:
@@ -176,9 +184,21 @@ def check_precision(precision: object, encoder: Any = None) -> None:
     """
     if precision is not None:
         refuse_other(AUTOCAST, precision=precision)
+    if encoder is not None and precision == "fp32":
+        _refuse_fp32(encoder)
     if encoder is not None and precision == "fp8":
         with encoder.multiplying_in_fp8():
             pass
+
+
+def _refuse_fp32(encoder: nn.Module) -> None:
+    if _has_adapters_beside_half(encoder):
+        raise ArgumentError(
+            "{precision} has no products with the frozen weights beside adapters (LoRA), which are "
+            "in bf16: choose bf16 as {precision:name}, or fp32 as the dtype of the adapters' "
+            "settings",
+            precision="fp32",
+        )
 
 
 @contextmanager
@@ -189,6 +209,8 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
     device = device_of(encoder)
     precision = usual_precision(encoder) if precision is None else precision
     refuse_other(AUTOCAST, precision=precision)
+    if precision == "fp32":
+        _refuse_fp32(encoder)
     dtype = AUTOCAST[precision]
     in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
     was_training, threads = encoder.training, torch.get_num_threads()

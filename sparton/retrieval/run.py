@@ -51,7 +51,8 @@ class Run(NamedTuple):
             return self
         rows, scores, found = self.rows[queries], self.scores[queries], found[queries]
         several = np.unique(rows[found])
-        by_name = sorted(range(len(several)), key=lambda place: self.document_ids[several[place]])
+        names = [self.document_ids[row] for row in several.tolist()]
+        by_name = sorted(range(len(names)), key=names.__getitem__)
         rank = np.empty(len(several), np.int64)
         rank[by_name] = np.arange(len(several))
         order = np.lexsort((-rank[np.searchsorted(several, rows)], -scores, ~found))

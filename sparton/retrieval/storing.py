@@ -174,6 +174,26 @@ def query_dtype(documents: VectorDtype) -> VectorDtype:
     return "float16" if documents == "float8_e4m3fn" else documents
 
 
+def stored(found: Representations, vector_dtype: VectorDtype = "float16") -> Representations:
+    """What an encoder gives, as a collection holds it: on the host, the active entries of sparse
+    vectors alone, and no tokens that take no part. What is so already stays as it is.
+
+    Raises:
+        NotFiniteError: a weight or a component is NaN, infinite or too large for its dtype.
+    """
+    vectors = [each for each in (found.tokens, found.dense) if each is not None]
+    whole = isinstance(found.sparse, Tensor)
+    masked = any(each.mask is not None for each in vectors)
+    if not whole and not masked and not any(leaf.is_cuda for leaf in found.leaves()):
+        return found
+    sparse = found.expanded().sparse
+    assert not isinstance(sparse, SparseVectors)
+    left = Transfer(
+        sparse, found.tokens, found.dense, width=found.width, vector_dtype=vector_dtype
+    ).finish()
+    return left._replace(score_weights=found.score_weights)
+
+
 def store_sparse(sparse: Tensor) -> SparseVectors:
     """The active entries of sparse vectors ``[N, V]`` of any float dtype, on the host.
 

@@ -41,6 +41,15 @@ def test_min_max_brings_a_querys_scores_to_0_and_1_before():
     assert gradient.isfinite().all() and gradient[0, 0] != 0
 
 
+@pytest.mark.parametrize(("apart", "most"), [(0.0, 0.0), (1e-5, 1000.0)])
+def test_min_max_of_scores_that_are_all_alike_makes_no_large_gradient(apart, most):
+    scores = torch.tensor([[5.0, 5.0, 5.0 + apart]], requires_grad=True)
+    teacher = torch.tensor([[1.0, 0.0, 0.5]])
+    loss = KLDivergence(min_max=True)(scores, torch.tensor([0]), teacher)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert gradient.abs().max() <= most and bool(gradient.any()) == bool(apart)
+
+
 @pytest.mark.parametrize("loss", [MarginMSE(), KLDivergence()])
 def test_a_student_that_copies_its_teacher_has_no_loss_and_no_gradient(loss):
     scores = torch.zeros(2, 4).scatter(1, torch.tensor([[0, 1], [2, 3]]), TEACHER).requires_grad_()

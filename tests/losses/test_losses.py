@@ -43,6 +43,12 @@ def test_infonce_is_the_mean_log_share_of_the_positive():
     )
 
 
+@pytest.mark.parametrize("positive", [-100, -1, 4])
+def test_infonce_passes_over_no_query(positive):
+    with pytest.raises(IndexError, match=f"Target {positive} is out of bounds"):
+        InfoNCE()(torch.zeros(2, 4), torch.tensor([positive, 0]))
+
+
 def test_symmetric_infonce_also_ranks_the_queries():
     scores = torch.tensor([[2.0, 9.0, 1.0, 9.0], [0.5, 9.0, 3.0, 9.0]])
     positives = torch.tensor([0, 2])

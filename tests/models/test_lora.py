@@ -14,6 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sparton.evaluation.models import packed_tokenizer
 from sparton.models import bert_parts
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
@@ -24,6 +25,7 @@ from sparton.models.csr import AutoencoderHead
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.lora import Lora
 from sparton.models.lora import merged as merged_copy
+from sparton.retrieval.encoding import check_precision, encode_texts, usual_precision
 from tests.models.alone import alone, batch, close, gradients
 from tests.models.test_causal_lm import build
 
@@ -325,3 +327,24 @@ def test_without_peft_the_extra_is_named(tokenizer, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'sparton\[lora\]'"):
         Backbone(build("llama", None), tokenizer, lora=FP32)
     Backbone(build("llama", None), tokenizer)
+
+
+def test_frozen_weights_in_bf16_encode_in_bf16_and_not_in_fp32(build_mlm, tokenizer):
+    backbone = learn(Backbone(build_mlm("bert"), tokenizer, lora={"rank": 4}))
+    encoder = build_encoder(backbone, SpartonHead())
+    texts = packed_tokenizer(encoder, 8, 16)
+    assert usual_precision(encoder) == "bf16"
+    found, expected = (
+        encode_texts(encoder, texts, ["a b"], "document", precision=precision)
+        for precision in (None, "bf16")
+    )
+    assert torch.equal(found.sparse.values, expected.sparse.values) and found.sparse.num_entries
+    for refuse in (
+        lambda: encode_texts(encoder, texts, ["a b"], "document", precision="fp32"),
+        lambda: check_precision("fp32", encoder),
+    ):
+        with pytest.raises(ValueError, match="precision='fp32' has no products with the frozen"):
+            refuse()
+    whole = build_encoder(Backbone(build_mlm("bert"), tokenizer, lora=FP32), SpartonHead())
+    assert usual_precision(whole) == "fp32"
+    check_precision("fp32", whole)

@@ -135,7 +135,8 @@ def _check_stock(part: Any) -> None:
     if patched or type(part).forward is not stock.forward:
         raise ValueError(
             f"{type(part).__module__}.{type(part).__name__} has methods of its own in place of "
-            f"those of {stock.__module__}.{stock.__name__}, which would be passed over"
+            f"those of {stock.__module__}.{stock.__name__}, which would be passed over: use it as "
+            "it is, or train it by sparton train, if it is a model of this project"
         )
 
 

@@ -132,7 +132,11 @@ def asked_terms(queries: Representations, width: int) -> SparseVectors:
     """
     check_kinds(queries, {"sparse"})
     asked = queries.sparse
-    assert isinstance(asked, SparseVectors), "a collection holds active entries alone"
+    if not isinstance(asked, SparseVectors):
+        raise ValueError(
+            "the sparse vectors of queries hold all entries: keep the active ones alone, as "
+            "Representations.compact() does"
+        )
     if asked.width != width:
         raise ValueError(
             f"queries have {asked.width} terms but the index has {width}: "

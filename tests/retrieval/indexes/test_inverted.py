@@ -162,6 +162,10 @@ def test_concatenate_and_take_work_on_rows():
     assert torch.equal(joined.take(order).dense(), dense[order])
     assert torch.equal(joined.take(torch.tensor([3, 3, 0])).dense(), dense[[3, 3, 0]])
     assert torch.equal(joined.slice(2, 5).dense(), dense[2:5])
+    number = joined.num_vectors
+    for start, stop in ((-2, number), (3, 2), (0, number + 1)):
+        with pytest.raises(ValueError, match=f"{start} : {stop} of {number}: must be 0 <= start"):
+            joined.slice(start, stop)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
