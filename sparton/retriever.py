@@ -25,7 +25,7 @@ from sparton.retrieval.encoding import check_precision, encode_texts
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
-from sparton.retrieval.storing import VectorDtype, query_dtype, stored
+from sparton.retrieval.storing import VectorDtype, as_stored, query_dtype
 from sparton.types import PLURAL, Kind, Side
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class Retriever:
         vector_dtype: VectorDtype = "float16",
     ) -> Representations:
         if isinstance(texts, Representations):
-            return stored(texts, vector_dtype)
+            return as_stored(texts, vector_dtype)
         return self.encode(texts, side, vector_dtype=vector_dtype)
 
 
@@ -360,7 +360,7 @@ class TextIndex:
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )
-        queries = stored(queries, self._vector_dtype)
+        queries = as_stored(queries, self._vector_dtype)
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [

@@ -15,6 +15,8 @@ _ARROW_FILE = b"ARROW1"  # how one begins that is no stream
 
 
 class _Content(NamedTuple):
+    """What a file holds, read batch by batch."""
+
     names: list[str]
     num_rows: int
     batches: "Iterator[pa.RecordBatch]"
@@ -42,7 +44,7 @@ def read_rows(
                 number += 1
                 yield number, row
             if advance:
-                advance(file.path.stat().st_size * number // content.num_rows)
+                advance(file.path.stat().st_size * number // max(content.num_rows, 1))
 
 
 def count_rows(file: DataFile, form: str) -> int:

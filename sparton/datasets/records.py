@@ -119,9 +119,9 @@ def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -
         RecordError: says what is missing, empty, of the wrong type or of unequal length.
     """
     row = _parse(record, kind, teachers)
-    if repeated := sum(negative in row.positives for negative in row.negatives):
-        others = [negative not in row.positives for negative in row.negatives]
-        row = _with_negatives(row, others)._replace(repeated=repeated)
+    others = [negative not in row.positives for negative in row.negatives]
+    if not all(others):
+        row = _with_negatives(row, others)._replace(repeated=others.count(False))
     return row if teachers.share is None else _without_near(row, teachers.share)
 
 

@@ -174,7 +174,7 @@ def query_dtype(documents: VectorDtype) -> VectorDtype:
     return "float16" if documents == "float8_e4m3fn" else documents
 
 
-def stored(found: Representations, vector_dtype: VectorDtype = "float16") -> Representations:
+def as_stored(found: Representations, vector_dtype: VectorDtype = "float16") -> Representations:
     """What an encoder gives, as a collection holds it: on the host, the active entries of sparse
     vectors alone, and no tokens that take no part. What is so already stays as it is.
 
