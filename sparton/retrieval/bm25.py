@@ -4,8 +4,10 @@ N documents, Q queries, V terms.
 """
 
 import re
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +17,9 @@ from numpy.typing import NDArray
 from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.sparse_vectors import SparseVectors
 
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
+# Of characters beyond these, a class would be searched one range after the other.
+_COMMON = range(2**16)
+_IDEOGRAPHS = "\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _STOP_WORDS = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then
     there these they this to was will with""".split()  # noqa: SIM905
@@ -29,14 +33,17 @@ _Value = TypeVar("_Value")
 class Analyzer:
     """Text to terms: lower-case words, English stop words removed, Porter stems.
 
-    Words are runs of letters and digits; an inner apostrophe joins, a possessive 's is dropped.
-    As in Lucene, words of one or two letters are their own stems: Porter's rules would make
-    nothing of "s".
+    Words are runs of letters and digits with the marks that combine with them, such as the vowels
+    of Hindi, in Unicode's composed form; an inner apostrophe joins, a possessive 's is dropped. As
+    in Lucene, each ideograph of Chinese and Japanese, and each hiragana, is a word, and the writing
+    of Thai or Khmer, which has no spaces, is not cut; and words of one or two letters are their own
+    stems: Porter's rules would make nothing of "s".
     """
 
     def __init__(self) -> None:
         import snowballstemmer
 
+        self._word = _word_pattern()
         self._stemmer = snowballstemmer.stemmer("porter")
         self._terms = _Memory(self.term)
 
@@ -45,7 +52,7 @@ class Analyzer:
 
     def words(self, text: str) -> list[str]:
         """The words of a text in lower case, in their order."""
-        return _WORD.findall(text.lower())
+        return self._word.findall(unicodedata.normalize("NFC", text.lower()))
 
     def term(self, word: str) -> str:
         """The term of a word in lower case, empty of a stop word."""
@@ -53,6 +60,15 @@ class Analyzer:
         if word in _STOP_WORDS:
             return ""
         return self._stemmer.stemWord(word) if len(word) > 2 else word
+
+
+@cache
+def _word_pattern() -> re.Pattern[str]:
+    """What is a word; made when it is first asked for, as looking for marks takes a while."""
+    marks = [chr(code) for code in _COMMON if unicodedata.category(chr(code))[0] == "M"]
+    mark, letter = f"[{''.join(marks)}\u200c\u200d]", rf"[^\W_{_IDEOGRAPHS}]"  # joiners, too
+    run = f"{letter}+(?:{mark}+{letter}*)*"
+    return re.compile(f"[{_IDEOGRAPHS}]{mark}*|{run}(?:['\u2019]{run})*")
 
 
 class _Memory(dict[str, _Value]):

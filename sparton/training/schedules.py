@@ -22,7 +22,8 @@ class ConstantSchedule:
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """Linear warm-up, then linear decay to ``final`` times the base rate."""
+    """Linear warm-up, then linear decay to ``final`` times the base rate, which the step after the
+    last would have."""
 
     warmup: float = 0.06
     final: float = 0.0
@@ -38,12 +39,13 @@ class LinearSchedule:
         return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
 
     def _decay(self, progress: float) -> float:
-        """From 1 at the end of the warm-up to 0 at the last step."""
+        """From 1 at the end of the warm-up to 0 behind the last step."""
         return 1 - progress
 
 
 class CosineSchedule(LinearSchedule):
-    """Linear warm-up, then half a cosine down to ``final`` times the base rate."""
+    """Linear warm-up, then half a cosine down to ``final`` times the base rate, which the step
+    after the last would have."""
 
     def _decay(self, progress: float) -> float:
         return (1 + math.cos(math.pi * progress)) / 2
@@ -59,6 +61,6 @@ def _warm(step: int, steps: int, warmup: float) -> float:
 
 
 def _progress(step: int, steps: int, warmup: float) -> float:
-    """0 until the warm-up is over, then linearly towards 1 at the last step."""
+    """0 until the warm-up is over, then linearly towards 1, behind the last step."""
     start = warmup * steps
     return min(1.0, max(0.0, (step - start) / max(steps - start, 1)))

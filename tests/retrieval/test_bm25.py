@@ -107,6 +107,26 @@ def test_analyzer_lowers_stems_and_drops_stop_words():
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("हिन्दी की किताब का", ["हिन्दी", "की", "किताब", "का"]),
+        ("cre\u0300me bru\u0302le\u0301e", ["crème", "brûlée"]),
+        ("كِتَاب جديد", ["كِتَاب", "جديد"]),
+        (
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+            ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"],
+        ),  # Persian
+        ("İstanbul", ["i\u0307stanbul"]),
+        ("日本語の文章 GPU3台", ["日", "本", "語", "の", "文", "章", "gpu3", "台"]),
+        ("カタカナ 한국어", ["カタカナ", "한국어"]),
+        ("\u0301 _", []),
+    ],
+)
+def test_words_of_other_scripts_are_whole(text, terms):
+    assert Analyzer()(text) == terms
+
+
 def test_a_stop_word_with_a_possessive_is_one():
     assert Analyzer()("It's that\u2019s bond's") == ["bond"]
 
