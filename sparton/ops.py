@@ -239,6 +239,7 @@ def _packed_hidden(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states ``[T, D]`` and their boundaries, however they came."""
     dims = 2 if attention_mask is None else 3
+    hidden = _tensor(hidden, "hidden")
     if (cu_seqlens is None) == (attention_mask is None) or hidden.dim() != dims:
         given = [
             name
@@ -270,11 +271,13 @@ def _public(function: Callable[P, R], dims: int, remedy: str, first: int = 0) ->
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         tokens = args[first] if first < len(args) else kwargs.get(names[first])
-        if isinstance(tokens, Tensor) and tokens.dim() != dims:
-            raise ValueError(
-                f"{names[first]} must have {dims} axes, got {tuple(tokens.shape)}: "
-                f"{remedy.format(name=names[first])}"
-            )
+        if tokens is not None:
+            shape = _tensor(tokens, names[first]).shape
+            if len(shape) != dims:
+                raise ValueError(
+                    f"{names[first]} must have {dims} axes, got {tuple(shape)}: "
+                    f"{remedy.format(name=names[first])}"
+                )
         positional = list(args)
         for name, place in masks.items():
             if place < len(positional):
@@ -284,6 +287,12 @@ def _public(function: Callable[P, R], dims: int, remedy: str, first: int = 0) ->
         return cast(Callable[..., R], function)(*positional, **kwargs)
 
     return call
+
+
+def _tensor(value: object, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}: make a tensor, by torch.as_tensor")
+    return value
 
 
 def _boolean(mask: object, name: str) -> object:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -216,6 +217,14 @@ COMPRESSED = ops.CompressedTokens(
 def test_batches_of_the_other_form_are_told_where_to_go(function, arguments, remedy):
     with pytest.raises(ValueError, match=remedy):
         getattr(ops, function)(*arguments)
+
+
+def test_what_is_no_tensor_is_named():
+    array, weight = np.zeros((N, S, D), np.float32), torch.zeros(V, D)
+    with pytest.raises(ValueError, match="hidden is a ndarray: make a tensor, by torch.as_tensor"):
+        ops.splade_head(array, weight, attention_mask=torch.ones(N, S))
+    with pytest.raises(ValueError, match="queries is a list: make a tensor"):
+        ops.maxsim([[1.0]], torch.zeros(N, S, E))
 
 
 def test_a_mask_that_is_added_to_scores_is_refused():

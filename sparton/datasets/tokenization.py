@@ -151,6 +151,8 @@ class _Texts:
         self._check(usual)
 
     def tokenize(self, texts: Sequence[str], forms: Forms) -> _Tokens:
+        if isinstance(texts, str):
+            raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
         sequences: list[list[int]] = [[]] * len(texts)
         limits, unpooled = np.empty((2, len(texts)), np.int64)
         for form, rows in self._groups(len(texts), forms).items():

@@ -30,6 +30,8 @@ def test_equals_the_tokenizers_own_output(word_tokenizer: PreTrainedTokenizerFas
 def test_no_texts_and_huge_texts(word_tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer = PackedTokenizer(word_tokenizer, 8, 32)
     assert tokenizer.queries([]).num_sequences == 0
+    with pytest.raises(ValueError, match="texts is the single text 'w1 w2': put it into a list"):
+        tokenizer.queries("w1 w2")
     batch = tokenizer.documents(["w9 " * 100_000, "w1"])
     assert batch.cu_seqlens.tolist() == [0, 32, 35]
     assert batch.input_ids[[0, 30, 31]].tolist() == [2, 13, 3]
