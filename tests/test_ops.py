@@ -221,7 +221,7 @@ def test_batches_of_the_other_form_are_told_where_to_go(function, arguments, rem
 
 def test_what_is_no_tensor_is_named():
     array, weight = np.zeros((N, S, D), np.float32), torch.zeros(V, D)
-    with pytest.raises(ValueError, match="hidden is a ndarray: make a tensor, by torch.as_tensor"):
+    with pytest.raises(ValueError, match="hidden is a ndarray: make a tensor"):
         ops.splade_head(array, weight, attention_mask=torch.ones(N, S))
     with pytest.raises(ValueError, match="queries is a list: make a tensor"):
         ops.maxsim([[1.0]], torch.zeros(N, S, E))
