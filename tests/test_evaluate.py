@@ -78,7 +78,7 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ("bm25", ["bm25.k=0"], "bm25.k=0: must be a whole number from 1 on"),
         ("bm25", ["device=gpu"], "device=gpu cannot be used"),
         ("splade", ["encoder.k=50"], "recall@100 looks deeper than the encoder.k=50 documents"),
-        ("splade", ["encoder.precision=fp4"], "precision=fp4 must be fp32"),
+        ("splade", ["encoder.precision=fp4"], "encoder.precision=fp4 must be fp32"),
         ("splade", ["encoder.precision=fp8"], "precision=fp8 needs a CUDA GPU of compute"),
         ("splade", ["encoder.search=maxsim"], "which SpladeEncoder does not give"),
         ("splade", ["bm25.k1=1.2"], "search=sparse with this model takes no BM25 and ignores bm25"),

@@ -199,20 +199,20 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
         OSError: there is no such model, or files are missing.
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
-    check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
     index = instantiate(asked.index)  # refuses what cannot be, too
     model = (cfg.model, cfg.query_length, cfg.document_length)
-    encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
-    check_precision(asked.precision, encoder)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     try:
+        check_precision(asked.precision)  # refuses what does not exist
+        encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
+        check_precision(asked.precision, encoder)
         search = evaluation.plan_search(encoder, **settings)
         evaluation.check_bounds_apply(search, encoder, **bounds)
         evaluation.check_index(index, search, encoder)
     except ArgumentError as error:
-        raise error.renamed(search="encoder.search") from error
+        raise error.renamed(search="encoder.search", precision="encoder.precision") from error
     evaluation.check_pooling(asked.pool_factor, search, encoder)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))
