@@ -96,8 +96,9 @@ def retrieve(
         index.search(asked.slice(0, min(WARM_UP_QUERIES, len(texts))), k + barred.shape[1])
         clock.restart()
     found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
-    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k)).ties_by_id()
+    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
     clock.stop("search")
+    run = run.ties_by_id()
     recall = None
     if not index.exact:
         recall = recall_of_exact(
