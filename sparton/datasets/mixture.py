@@ -6,6 +6,7 @@ costs nothing and every rank and worker process sees the same stream without tal
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -158,10 +159,17 @@ class Mixture:
         groups, within = places // together, places % together
         block_size = int(self.boundaries[-1])
         blocks, offsets = groups // block_size, groups % block_size
-        slots = permute(offsets, block_size, derive_key(seed, ORDER, blocks))
-        chosen = np.searchsorted(self.boundaries, slots, side="right") - 1
-        turns = blocks * self.counts[chosen] + slots - self.boundaries[chosen]
-        return chosen, turns * together + within
+        if np.array_equal(self.counts, self.sizes):  # a block is an epoch, in whatever order
+            slots = permute(offsets, block_size, derive_key(seed, ORDER, blocks))
+            chosen = np.searchsorted(self.boundaries, slots, side="right") - 1
+            ranks = slots - self.boundaries[chosen]
+        else:
+            chosen, ranks = np.empty((2, len(places)), np.int64)
+            for block in np.unique(blocks).tolist():
+                own = blocks == block
+                order = _order_of_block(tuple(self.boundaries.tolist()), seed, block)
+                chosen[own], ranks[own] = order[:, offsets[own]]
+        return chosen, (blocks * self.counts[chosen] + ranks) * together + within
 
     def examples(
         self, positions: Sequence[int], *, seed: int, num_negatives: int = 0, batch: int = 1
@@ -185,6 +193,20 @@ class Mixture:
         )
         source = list(self.sources.values())[number]
         return source.example(index % int(self.sizes[number]), draw, num_negatives)
+
+
+@lru_cache(maxsize=4)
+def _order_of_block(boundaries: tuple[int, ...], seed: int, block: int) -> Ints:
+    """The source of every position of a block, and how many positions of the block before it are of
+    this source; int64 ``[2, B]``."""
+    size = boundaries[-1]
+    slots = permute(np.arange(size), size, derive_key(seed, ORDER, block))
+    chosen = np.searchsorted(np.array(boundaries), slots, side="right") - 1
+    order = np.empty((2, size), np.int64)
+    order[0] = chosen
+    by_source = np.argsort(chosen, kind="stable")
+    order[1, by_source] = np.arange(size) - np.array(boundaries)[chosen[by_source]]
+    return order
 
 
 def _check_first(name: str, source: Source) -> None:

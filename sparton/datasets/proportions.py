@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sparton.arguments import ArgumentError
 
 WEIGHTED_BLOCK = 1 << 16
-# Short, so that sources of a million examples are walked in epochs nearly one after the other.
+# Short, so that shares hold soon: a position is a whole batch.
 HOMOGENEOUS_BLOCK = 1 << 10
 
 

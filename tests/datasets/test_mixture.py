@@ -56,6 +56,19 @@ def test_with_weights_shares_are_exact_and_small_sources_are_repeated() -> None:
     assert np.bincount(indices[chosen == 1]).max() == 1
 
 
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_with_weights_each_source_is_walked_epoch_after_epoch(homogeneous: bool) -> None:
+    sizes = {"a": 2000, "b": 333}
+    sources = {name: Numbers(name, size) for name, size in sizes.items()}
+    mixture = Mixture(sources, {"a": 2.0, "b": 1.0}, homogeneous=homogeneous)
+    chosen, indices, _ = mixture.locate(np.arange(2 * WEIGHTED_BLOCK), 7, batch=16)
+    for number, size in enumerate(sizes.values()):
+        walked = indices[chosen == number]
+        epochs = walked[: len(walked) // size * size].reshape(-1, size)
+        assert len(epochs) > 40 and (np.sort(epochs) == np.arange(size)).all()
+        assert (epochs[0] != epochs[1]).any()
+
+
 def test_shares_that_do_not_divide_are_rounded_to_the_nearest_position() -> None:
     sources = {name: Numbers(name, 5) for name in "abc"}
     mixture = Mixture(sources, dict.fromkeys("abc", 1.0))
