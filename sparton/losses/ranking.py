@@ -137,7 +137,7 @@ class InfoNCE(RankingLoss):
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Of all rows: no number of a target stands for none, as -100 does by default."""
+    """Cross entropy of all rows: no number of a target stands for none, as -100 does by default."""
     return F.cross_entropy(scores, targets, ignore_index=_NO_TARGET, reduction=reduction)
 
 

@@ -202,7 +202,7 @@ def test_a_query_without_weights_is_refused(name, tmp_path):
         (
             "milvus",
             {},
-            r"milvus has no exact search by token vectors: .* half alone by kind='sparse'",
+            r"milvus has no exact search by token vectors: .* half alone, as by kind='sparse'",
         ),
         ("milvus", {"kind": "tokens"}, r"token vectors: choose another engine$"),
         ("opensearch", {"index": "Docs"}, r"index='Docs' is no name that opensearch takes"),
