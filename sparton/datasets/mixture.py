@@ -93,6 +93,7 @@ class Mixture:
         if alpha is None and homogeneous and weights is None:
             alpha = HOMOGENEOUS_ALPHA
         sizes = dict(zip(self.sources, self.sizes.tolist()))
+        self._by_size = weights is None and alpha is None
         block = HOMOGENEOUS_BLOCK if homogeneous else WEIGHTED_BLOCK
         self.counts = counts_in_block(sizes, weights, alpha, block)
         self.boundaries = np.concatenate([[0], np.cumsum(self.counts)])
@@ -159,16 +160,13 @@ class Mixture:
         groups, within = places // together, places % together
         block_size = int(self.boundaries[-1])
         blocks, offsets = groups // block_size, groups % block_size
-        if np.array_equal(self.counts, self.sizes):  # a block is an epoch, in whatever order
-            slots = permute(offsets, block_size, derive_key(seed, ORDER, blocks))
-            chosen = np.searchsorted(self.boundaries, slots, side="right") - 1
-            ranks = slots - self.boundaries[chosen]
-        else:
-            chosen, ranks = np.empty((2, len(places)), np.int64)
+        slots, chosen = _slots(self.boundaries, offsets, derive_key(seed, ORDER, blocks))
+        ranks = slots - self.boundaries[chosen]
+        if not self._by_size:  # else a block is an epoch, in which any order of a source will do
             for block in np.unique(blocks).tolist():
                 own = blocks == block
-                order = _order_of_block(tuple(self.boundaries.tolist()), seed, block)
-                chosen[own], ranks[own] = order[:, offsets[own]]
+                in_order = _ranks_in_order(tuple(self.boundaries.tolist()), seed, block)
+                ranks[own] = in_order[offsets[own]]
         return chosen, (blocks * self.counts[chosen] + ranks) * together + within
 
     def examples(
@@ -195,18 +193,21 @@ class Mixture:
         return source.example(index % int(self.sizes[number]), draw, num_negatives)
 
 
+def _slots(boundaries: Ints, offsets: Ints, keys: NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Where the positions at these offsets of a block go, and to which source."""
+    slots = permute(offsets, int(boundaries[-1]), keys)
+    return slots, np.searchsorted(boundaries, slots, side="right") - 1
+
+
 @lru_cache(maxsize=4)
-def _order_of_block(boundaries: tuple[int, ...], seed: int, block: int) -> Ints:
-    """The source of every position of a block, and how many positions of the block before it are of
-    this source; int64 ``[2, B]``."""
-    size = boundaries[-1]
-    slots = permute(np.arange(size), size, derive_key(seed, ORDER, block))
-    chosen = np.searchsorted(np.array(boundaries), slots, side="right") - 1
-    order = np.empty((2, size), np.int64)
-    order[0] = chosen
+def _ranks_in_order(boundaries: tuple[int, ...], seed: int, block: int) -> Ints:
+    """Of every position of a block, how many before it are of its source; int64 ``[B]``."""
+    starts, places = np.array(boundaries), np.arange(boundaries[-1])
+    _, chosen = _slots(starts, places, derive_key(seed, ORDER, block))
     by_source = np.argsort(chosen, kind="stable")
-    order[1, by_source] = np.arange(size) - np.array(boundaries)[chosen[by_source]]
-    return order
+    ranks = np.empty_like(places)
+    ranks[by_source] = places - starts[chosen[by_source]]
+    return ranks
 
 
 def _check_first(name: str, source: Source) -> None:

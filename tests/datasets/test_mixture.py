@@ -56,11 +56,19 @@ def test_with_weights_shares_are_exact_and_small_sources_are_repeated() -> None:
     assert np.bincount(indices[chosen == 1]).max() == 1
 
 
-@pytest.mark.parametrize("homogeneous", [False, True])
-def test_with_weights_each_source_is_walked_epoch_after_epoch(homogeneous: bool) -> None:
-    sizes = {"a": 2000, "b": 333}
+@pytest.mark.parametrize(
+    ("sizes", "weights", "homogeneous"),
+    [
+        ({"a": 2000, "b": 333}, {"a": 2.0, "b": 1.0}, False),
+        ({"a": 2000, "b": 333}, {"a": 2.0, "b": 1.0}, True),
+        (dict.fromkeys("ab", HOMOGENEOUS_BLOCK // 2), None, True),  # as many batches as examples
+    ],
+)
+def test_with_weights_each_source_is_walked_epoch_after_epoch(
+    sizes: dict[str, int], weights: dict[str, float] | None, homogeneous: bool
+) -> None:
     sources = {name: Numbers(name, size) for name, size in sizes.items()}
-    mixture = Mixture(sources, {"a": 2.0, "b": 1.0}, homogeneous=homogeneous)
+    mixture = Mixture(sources, weights, homogeneous=homogeneous)
     chosen, indices, _ = mixture.locate(np.arange(2 * WEIGHTED_BLOCK), 7, batch=16)
     for number, size in enumerate(sizes.values()):
         walked = indices[chosen == number]
