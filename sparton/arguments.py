@@ -63,6 +63,16 @@ def refuse_below(least: int, **arguments: float | None) -> None:
             raise ArgumentError(f"{{{name}}} must be at least {least}", **{name: value})
 
 
+def refuse_lone_text(texts: object) -> None:
+    """Refuse a text in the place of several, whose characters would be taken for texts.
+
+    Raises:
+        ValueError: shows how it begins.
+    """
+    if isinstance(texts, str):
+        raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
+
+
 def refuse_other(choices: Iterable[object], **arguments: object) -> None:
     """Refuse values that are not among a few.
 

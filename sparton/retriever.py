@@ -352,7 +352,9 @@ class TextIndex:
         """
         if isinstance(k, bool) or not hasattr(k, "__index__"):
             raise ValueError(f"k={k!r} must be a whole number")
-        if not isinstance(queries, Representations):
+        if isinstance(queries, Representations):
+            queries = as_stored(queries, self._vector_dtype)
+        else:
             queries = _listed(queries, "query")
             for row, text in enumerate(queries):
                 if not text.strip() and not isinstance(queries, str):
@@ -360,7 +362,6 @@ class TextIndex:
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )
-        queries = as_stored(queries, self._vector_dtype)
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [

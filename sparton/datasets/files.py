@@ -46,7 +46,7 @@ class DataFile(NamedTuple):
 
     def place(self, number: int) -> str:
         """Where record ``number`` (from 1) is, for messages."""
-        unit = "row" if self.name.endswith((".parquet", ".arrow")) else "line"
+        unit = "row" if self.name.endswith(FORMATS["parquet"] + FORMATS["arrow"]) else "line"
         return f"{self.name}, {unit} {number}"
 
 

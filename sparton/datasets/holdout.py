@@ -113,7 +113,7 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
             "larger share", name, len(queries),
         )  # fmt: skip
     names = [f"q{number}" for number in range(len(queries))]
-    # Both orders: equal scores come by id.
+    # Neither places nor ids may tell: equal scores are ranked by one or the other.
     places = np.random.default_rng(held.seed).permutation(len(numbers)).tolist()
     texts = sorted(numbers, key=lambda text: places[numbers[text]])
     judged = [{f"d{places[number]}": 1 for number in own} for own in queries.values()]

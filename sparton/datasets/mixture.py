@@ -194,14 +194,14 @@ class Mixture:
 
 
 def _slots(boundaries: Ints, offsets: Ints, keys: NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """Where the positions at these offsets of a block go, and to which source."""
+    """The slots of the positions at these offsets of a block, and the sources that own them."""
     slots = permute(offsets, int(boundaries[-1]), keys)
     return slots, np.searchsorted(boundaries, slots, side="right") - 1
 
 
 @lru_cache(maxsize=4)
 def _ranks_in_order(boundaries: tuple[int, ...], seed: int, block: int) -> Ints:
-    """Of every position of a block, how many before it are of its source; int64 ``[B]``."""
+    """How many positions of a block before each one are of its source; int64 ``[B]``."""
     starts, places = np.array(boundaries), np.arange(boundaries[-1])
     _, chosen = _slots(starts, places, derive_key(seed, ORDER, block))
     by_source = np.argsort(chosen, kind="stable")

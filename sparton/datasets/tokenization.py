@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_lone_text
 from sparton.types import Forms, Markup, Side, TextForm, TokenBatch, TokenRows
 
 if TYPE_CHECKING:
@@ -151,8 +151,7 @@ class _Texts:
         self._check(usual)
 
     def tokenize(self, texts: Sequence[str], forms: Forms) -> _Tokens:
-        if isinstance(texts, str):
-            raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
+        refuse_lone_text(texts)
         sequences: list[list[int]] = [[]] * len(texts)
         limits, unpooled = np.empty((2, len(texts)), np.int64)
         for form, rows in self._groups(len(texts), forms).items():

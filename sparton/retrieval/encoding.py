@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sparton.arguments import ArgumentError, refuse_below, refuse_other
+from sparton.arguments import ArgumentError, refuse_below, refuse_lone_text, refuse_other
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
@@ -89,8 +89,7 @@ def encode_texts(
             ``pool_factor`` below 1 or without token vectors, or representations that are not
             finite.
     """
-    if isinstance(texts, str):
-        raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
+    refuse_lone_text(texts)
     if len(texts) == 0:
         raise ValueError("there are no texts to encode")
     refuse_other(SIDES, side=side)
@@ -183,21 +182,20 @@ def check_precision(precision: object, encoder: Any = None) -> None:
         ValueError: names it.
     """
     if precision is not None:
-        refuse_other(AUTOCAST, precision=precision)
-    if encoder is not None and precision == "fp32":
-        _refuse_fp32(encoder)
+        _refuse_precision(precision, encoder)
     if encoder is not None and precision == "fp8":
         with encoder.multiplying_in_fp8():
             pass
 
 
-def _refuse_fp32(encoder: nn.Module) -> None:
-    if _has_adapters_beside_half(encoder):
+def _refuse_precision(precision: object, encoder: nn.Module | None) -> None:
+    refuse_other(AUTOCAST, precision=precision)
+    if precision == "fp32" and encoder is not None and _has_adapters_beside_half(encoder):
         raise ArgumentError(
             "{precision} has no products with the frozen weights beside adapters (LoRA), which are "
             "in bf16: choose bf16 as {precision:name}, or fp32 as the dtype of the adapters' "
             "settings",
-            precision="fp32",
+            precision=precision,
         )
 
 
@@ -207,10 +205,10 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
     next to a GPU torch has one thread on the host: copies of a batch wait longer for many threads
     than they take, where other processes have the cores. Afterwards all is as it was."""
     device = device_of(encoder)
-    precision = usual_precision(encoder) if precision is None else precision
-    refuse_other(AUTOCAST, precision=precision)
-    if precision == "fp32":
-        _refuse_fp32(encoder)
+    if precision is None:
+        precision = usual_precision(encoder)
+    else:
+        _refuse_precision(precision, encoder)
     dtype = AUTOCAST[precision]
     in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
     was_training, threads = encoder.training, torch.get_num_threads()

@@ -44,7 +44,7 @@ def divided_by(x, norms):
 def reached(grad):
     """The rows of a gradient that are not zero. Of others there is none behind the norm either,
     whatever they hold: masked tokens may be no numbers."""
-    return tl.max((grad != 0.0).to(tl.int32), 1)[:, None] > 0
+    return tl.sum(tl.abs(grad), 1) != 0.0
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -77,7 +77,7 @@ def _normalize_backward_kernel(
     norms = norms_of(x)
     unit = divided_by(x, norms)
     radial = tl.where(norms >= EPSILON, tl.sum(g * unit, 1), 0.0)
-    dx = tl.where(reached(g), divided_by(g - unit * radial[:, None], norms), 0.0)
+    dx = tl.where(reached(g)[:, None], divided_by(g - unit * radial[:, None], norms), 0.0)
     ptrs = dx_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 

@@ -43,8 +43,8 @@ def _project_backward_kernel(
     # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left over.
     radial = tl.sum(grad * unit, 1) / tl.sum(unit * unit, 1)
     radial = tl.where(norms >= EPSILON, radial, 0.0)
-    through = tl.where(reached(grad), divided_by(grad - unit * radial[:, None], norms), 0.0)
-    through = through.to(grad_ptr.dtype.element_ty)
+    through = divided_by(grad - unit * radial[:, None], norms)
+    through = tl.where(reached(grad)[:, None], through, 0.0).to(grad_ptr.dtype.element_ty)
     tl.store(grad_ptr + places, through, inside)
     if dhidden_ptr is not None:
         for first in range(0, H, BLOCK_H):

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.maxsim.normalization import reached
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -81,8 +82,7 @@ def store_gradient(
     """Store ``total`` or, if NORMALIZE, where it is the gradient of ``x / max(|x|, 1e-12)``, that
     of ``x``; rows without a gradient are not read."""
     if NORMALIZE:
-        any_gradient = tl.sum(tl.abs(total), 1) != 0.0
-        x = load_rows(x_ptr, rows, mask & any_gradient, E, BLOCK_E).to(tl.float32)
+        x = load_rows(x_ptr, rows, mask & reached(total), E, BLOCK_E).to(tl.float32)
         inverse = inverse_row_norms(x)
         along = tl.sum(total * x, 1) * inverse * inverse
         along = tl.where(inverse < 9.99e11, along, 0.0)
