@@ -19,6 +19,7 @@ from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
+from sparton.retrieval.indexes.divided import DividedIndex
 from sparton.training.distributed import World
 from sparton.training.outcome import ECHO
 from tests.evaluation.problems import DOCUMENTS, make_task, write_beir
@@ -194,6 +195,24 @@ def test_a_rank_waits_to_be_ended_where_its_error_may_be_an_echo(monkeypatch, er
     with pytest.raises(error), _echoes_held(World(0, ranks, torch.device("cpu"))):
         raise error("Connection closed by peer")
     assert waited == waits
+
+
+@pytest.mark.parametrize("index", ["exact", "compressed"])
+def test_exhaustive_search_is_shared_with_the_gpus_of_the_other_ranks(models, monkeypatch, index):
+    write_beir(Path("toy"))
+    words, made = [models["colbert"], f"index={index}"], []
+    alone = evaluated(monkeypatch, *words)
+    monkeypatch.setattr("sparton.cli.evaluation.neighbours", lambda world: [world.device] * 2)
+
+    class Watched(DividedIndex):
+        def __init__(self, documents, devices, *rest):
+            made.append(devices)
+            super().__init__(documents, devices, *rest)
+
+    monkeypatch.setattr("sparton.retrieval.indexes.exact.DividedIndex", Watched)
+    shared = evaluated(monkeypatch, *words)
+    assert made == [[torch.device("cpu")] * 3] * (index == "exact")
+    assert shared["metrics"] == alone["metrics"]
 
 
 def test_several_folders_are_evaluated_by_their_names(monkeypatch):

@@ -28,7 +28,8 @@ from sparton.errors import RunError
 from sparton.reading import read_json
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
-from sparton.training.distributed import World, join_world, leave_world
+from sparton.retrieval.indexes.exact import exact_index
+from sparton.training.distributed import World, join_world, leave_world, neighbours
 from sparton.training.manifest import describe_environment
 from sparton.training.outcome import ECHO, termination_told
 from sparton.training.processes import run_ranks
@@ -111,7 +112,7 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
         evaluate = build_bm25(cfg, world.device)
     else:
         stored = _documents(cfg, builders)
-        system = partial(build_encoder(cfg, typed, world.device), crew=world)
+        system = build_encoder(cfg, typed, world)
 
         def evaluate(task: RetrievalTask) -> evaluation.TaskResult:
             return system(task, documents=stored.get(task.name))
@@ -191,8 +192,9 @@ def build_bm25(cfg: DictConfig, device: torch.device) -> System:
     return instantiate(cfg.bm25, device=device)
 
 
-def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -> System:
-    """A trained model and how it is searched; what it ignores or cannot do is refused.
+def build_encoder(cfg: DictConfig, typed: Sequence[str], world: World) -> System:
+    """A trained model and how it is searched; what it ignores or cannot do is refused. The GPUs of
+    all processes on the first one's machine share an exhaustive search, as the others then wait.
 
     Raises:
         ValueError: names the setting.
@@ -206,7 +208,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     try:
         check_precision(asked.precision)  # refuses what does not exist
-        encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
+        encoder, tokenizer = evaluation.load_retriever(*model, device=world.device, width=cfg.width)
         check_precision(asked.precision, encoder)
         search = evaluation.plan_search(encoder, **settings)
         evaluation.check_bounds_apply(search, encoder, **bounds)
@@ -221,4 +223,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     else:
         rest = overrides_in(typed, ["bm25"])
         refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
-    return instantiate(asked, encoder, tokenizer, **words)
+    system = partial(instantiate(asked, encoder, tokenizer, **words), crew=world)
+    if world.is_main and getattr(index, "func", None) is exact_index:
+        system = partial(system, index=partial(index, more_devices=neighbours(world)))
+    return system

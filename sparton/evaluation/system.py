@@ -131,10 +131,12 @@ def retrieve(
 
 
 def help_encoding(task: RetrievalTask, system: System, crew: Crew) -> TaskResult:
-    """Encode for process 0, which does the rest, and wait for what it finds."""
+    """Encode for process 0, which does the rest, and wait for what it finds. It may search on the
+    GPU of this process, too, which keeps no memory of it but the encoder's."""
     if system.stored is None:
         system.documents(task.documents.texts, True)
     system.queries(task.queries.texts, True)
+    torch.cuda.empty_cache()
     found: TaskResult | None = None
     found = crew.share(found)
     assert found is not None

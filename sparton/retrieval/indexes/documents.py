@@ -190,6 +190,14 @@ class TokenParts:
 
     def slice(self, start: int, stop: int) -> TokenVectors:
         """Texts ``start : stop``, at least one; a copy only where they are of several parts."""
+        found = self._pieces(start, stop)
+        return found[0] if len(found) == 1 else TokenVectors.concatenate(found)
+
+    def between(self, start: int, stop: int) -> "TokenParts":
+        """Texts ``start : stop``, at least one, numbered from 0 on; no vectors are copied."""
+        return TokenParts(self._pieces(start, stop))
+
+    def _pieces(self, start: int, stop: int) -> list[TokenVectors]:
         found = []
         for number in range(bisect_right(self._texts, start) - 1, len(self._parts)):
             first, last = self._texts[number : number + 2]
@@ -198,7 +206,7 @@ class TokenParts:
             found.append(
                 self._parts[number].slice(max(start, first) - first, min(stop, last) - first)
             )
-        return found[0] if len(found) == 1 else TokenVectors.concatenate(found)
+        return found
 
     def take(self, texts: Tensor) -> TokenVectors:
         """The texts of these numbers, ascending."""

@@ -3,15 +3,18 @@
 N documents, Q queries, P pairs of both, K results of a query.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
-from sparton.retrieval.indexes.documents import Documents
+from sparton.retrieval.indexes.divided import DividedIndex
+from sparton.retrieval.indexes.documents import Documents, TokenParts
 from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
@@ -34,6 +37,7 @@ def exact_index(
     device: torch.device | str = "cpu",
     *,
     rerank_depth: int = RERANK_DEPTH,
+    more_devices: Sequence[torch.device | str] = (),
 ) -> Index:
     """Exact search by the vectors that documents have.
 
@@ -46,18 +50,35 @@ def exact_index(
         documents: N texts on the host.
         device: where to score.
         rerank_depth: candidates of a query where documents have several halves.
+        more_devices: of the same machine, which share MaxSim's documents with ``device``, or those
+            of dense vectors alone: each keeps and searches as many. What sparse vectors find, and
+            sums of scores, are found on ``device``.
+
+    Raises:
+        ValueError: ``more_devices`` is a single name.
     """
+    if isinstance(more_devices, str):
+        raise ArgumentError("{more_devices} must be a list of devices", more_devices=more_devices)
     documents = Documents.of(documents)
+    devices = [torch.device(each) for each in (device, *more_devices)]
     if documents.kinds == {"dense"}:
-        return MultiVectorIndex(documents.dense, device, kind="dense")
+        return _index(documents.dense, devices, "dense")
     if "dense" in documents.kinds:
         return SumIndex(documents, device, rerank_depth)
     if "tokens" not in documents.kinds:
         return inverted_index(documents, device)
-    exhaustive = MultiVectorIndex(documents.tokens, device)
+    exhaustive = _index(documents.tokens, devices, "tokens")
     if "sparse" not in documents.kinds:
         return exhaustive
     return TwoStageIndex(inverted_index(documents, device), exhaustive, rerank_depth)
+
+
+def _index(
+    documents: TokenParts, devices: Sequence[torch.device], kind: Kind
+) -> MultiVectorIndex | DividedIndex:
+    if len(devices) == 1 or not documents.num_tokens:
+        return MultiVectorIndex(documents, devices[0], kind=kind)
+    return DividedIndex(documents, devices, kind)
 
 
 class TwoStageIndex:

@@ -1,0 +1,117 @@
+"""Documents that several devices share are found as if one had them all."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparton.arguments import ArgumentError
+from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.indexes.divided import DividedIndex
+from sparton.retrieval.indexes.documents import Documents, TokenParts
+from sparton.retrieval.indexes.exact import TwoStageIndex, exact_index
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+WIDTH = 8
+
+
+def token_vectors(lengths: list[int], seed: int, *, whole: bool = True) -> TokenVectors:
+    """Sums of products of small whole numbers are exact in whatever order, and full of ties."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = sum(lengths), WIDTH
+    values = torch.randint(-1, 2, shape, generator=generator).half()
+    if not whole:
+        values = torch.randn(shape, generator=generator).half()
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    return TokenVectors(values, bounds)
+
+
+def divided(documents: TokenVectors | TokenParts, shares: int, device: str = "cpu") -> DividedIndex:
+    return DividedIndex(TokenParts.of(documents), [torch.device(device)] * shares)
+
+
+def assert_same(found, wanted) -> None:
+    np.testing.assert_array_equal(found.rows, wanted.rows)
+    np.testing.assert_array_equal(found.scores, wanted.scores)
+    assert found.scores.dtype == wanted.scores.dtype and found.rows.dtype == wanted.rows.dtype
+
+
+@given(
+    lengths=st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any),
+    shares=st.integers(1, 5),
+    k=st.integers(1, 15),
+    cut=st.integers(0, 12),
+    seed=st.integers(0, 1000),
+)
+def test_results_are_those_of_one_index(lengths, shares, k, cut, seed):
+    documents = token_vectors(lengths, seed)
+    number, rng = len(lengths), np.random.default_rng(seed)
+    queries = Representations(tokens=token_vectors([2, 0, 3], seed + 1))
+    cut = min(cut, number)
+    parts = [documents.slice(*each) for each in ((0, cut), (cut, number)) if each[0] < each[1]]
+    one, several = MultiVectorIndex(documents), divided(TokenParts(parts), shares)
+    exclude = rng.integers(-1, number, 3)
+    for barred in (None, exclude):
+        wanted = one.search(queries, k, exclude=barred)
+        assert_same(several.search(queries, k, exclude=barred), wanted)
+    candidates = np.stack([rng.permutation(number) for _ in range(3)])
+    candidates[rng.random(candidates.shape) < 0.3] = -1
+    assert_same(several.rerank(queries, candidates), one.rerank(queries, candidates))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shares", [2, 3])
+def test_scores_are_the_same_to_the_bit(device, shares):
+    lengths = np.random.default_rng(0).integers(0, 40, 600).tolist()
+    documents = token_vectors(lengths, 1, whole=False)
+    queries = Representations(tokens=token_vectors([5, 0, 9, 32], 2, whole=False))
+    one, several = MultiVectorIndex(documents, device), divided(documents, shares, device)
+    assert_same(several.search(queries, 50), one.search(queries, 50))
+    candidates = np.stack([np.random.default_rng(row).permutation(600)[:70] for row in range(4)])
+    assert_same(several.rerank(queries, candidates), one.rerank(queries, candidates))
+    assert several.nbytes >= documents.values.nbytes
+
+
+def test_each_device_has_about_as_many_tokens():
+    documents = token_vectors([1] * 30 + [30] * 3, 0)
+    shares = [(each.first, each.last) for each in divided(documents, 3)._shares]
+    assert shares == [(0, 31), (31, 32), (32, 33)]
+
+
+def test_several_devices_share_token_vectors_and_lone_dense_ones():
+    tokens, ones = token_vectors([2, 1, 3], 0), token_vectors([1, 1, 1], 1)
+    sparse = SparseVectors.from_dense(torch.eye(3))
+    more = {"more_devices": ["cpu"]}
+    assert isinstance(exact_index(Representations(tokens=tokens), **more), DividedIndex)
+    assert isinstance(exact_index(Representations(tokens=tokens)), MultiVectorIndex)
+    assert exact_index(Representations(dense=ones), **more).kinds == {"dense"}
+    both = Documents.of(Representations(sparse, tokens))
+    index, alone = exact_index(both, **more), exact_index(both)
+    assert isinstance(index, TwoStageIndex) and isinstance(index._second, DividedIndex)
+    assert index.kinds == alone.kinds and index.exact
+    queries = Representations(sparse, token_vectors([1, 2, 2], 3))
+    assert_same(index.search(queries, 2), alone.search(queries, 2))
+    nothing = Representations(tokens=token_vectors([0, 0], 0))
+    assert exact_index(nothing, **more).search(nothing, 1).rows.tolist() == [[-1], [-1]]
+
+
+def test_what_no_index_takes_is_refused_in_the_same_words():
+    documents = token_vectors([2, 1, 3], 0)
+    index, queries = divided(documents, 2), Representations(tokens=token_vectors([2], 1))
+    for candidates, said in (
+        ([[0, 3]], "candidates from 0 to 3, but documents have the rows 0 to 2"),
+        ([[0, -2]], "candidates from -2 to 0"),
+        ([[2, 2]], "the same candidate twice"),
+        ([[0], [1]], r"must be \[Q, C\] with Q = 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            index.rerank(queries, np.array(candidates))
+    with pytest.raises(ValueError, match="at least 1"):
+        index.search(queries, 0)
+    with pytest.raises(ValueError, match="exclude"):
+        index.search(queries, 1, exclude=np.array([0, 1]))
+    with pytest.raises(ArgumentError, match=r"more_devices='cpu' must be a list"):
+        exact_index(Representations(tokens=documents), more_devices="cpu")
