@@ -130,9 +130,10 @@ def from_hidden(dtype: torch.dtype, E: int, *, biased: bool = False) -> None:
 def gradients_from_hidden(E: int) -> None:
     hidden_states, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
     tokens, norms = torch.zeros(600, E, dtype=BF16), torch.zeros(600)
+    mask = torch.ones(600, dtype=torch.bool)
     for need_hidden in (True, False):
         kept = (tokens, norms, hidden_states, projection)
-        project_tokens_backward(tokens, *kept, need_hidden, False, False)
+        project_tokens_backward(tokens, *kept, need_hidden, not need_hidden, False, mask)
 
 
 def own_documents(dtype: torch.dtype, E: int, method: str) -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from sparton.kernels.maxsim.projection import project_tokens, project_tokens_backward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
-from tests.kernels.problems import error
+from tests.kernels.problems import DTYPES, error
 
 
 @pytest.mark.parametrize("need_hidden", [True, False])
@@ -98,3 +98,32 @@ def test_nothing_of_a_radial_gradient_is_left(device):
         project_tokens_backward(grad, unit, norms, hidden, projection, True, False, False)
         assert grad.abs().amax() * norms.amin() < most
     assert grad.abs().amax() * norms.amin() > 0.1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "H", "E"), [(300, 50, 12), (70, 300, 130), (64, 128, 128), (0, 8, 4)])
+def test_tokens_that_take_no_part_may_be_no_numbers(T, H, E, dtype, device):
+    """Not those of the projection's gradient, of all shares of the tokens."""
+    generator = torch.Generator().manual_seed(T)
+    hidden, projection, grad = (
+        torch.randn(*size, generator=generator).to(device, dtype)
+        for size in ((T, H), (E, H), (T, E))
+    )
+    mask = (torch.rand(2 * T, generator=generator) < 0.7).to(device)[::2]  # not contiguous
+    grad[~mask] = 0
+    hidden[~mask] = 1
+    tokens, norms = project_tokens(hidden, projection, None, normalize=False)
+    wanted = grad.double().T @ hidden.double()
+    hidden[~mask] = float("nan")
+    needs = (False, True, False)
+    found = [
+        project_tokens_backward(grad, tokens, norms, hidden, projection, *needs, mask)[1]
+        for _ in range(2)
+    ]
+    assert torch.equal(*found) and found[0].dtype == dtype
+    if T:
+        tolerance = max(torch.finfo(dtype).eps / 2, 2e-6)
+        assert error(found[0].cpu(), wanted.cpu()) < tolerance
+        assert error(1.02 * found[0].float().cpu(), wanted.cpu()) > 4 * tolerance
+    unmasked = project_tokens_backward(grad, tokens, norms, hidden, projection, *needs)[1]
+    assert not T or unmasked.isnan().all()

@@ -4,7 +4,8 @@ T tokens, H hidden, E embedding.
 
 Narrow embeddings of unit length in 16 bits go back in one kernel: a program owns a tile of tokens
 and holds all their units, so that the Jacobian of the normalisation and the product need no memory
-between them. Other products are PyTorch's. Norms and the Jacobian are computed in fp32, the latter
+between them. Under a mask a second one computes the gradient of the projection from the tokens that
+take part, and reads no others. Other products are PyTorch's. Norms and the Jacobian are computed in fp32, the latter
 from tokens in the dtype of the operands.
 """
 
@@ -16,12 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, multiprocessors, next_power_of_2
 from sparton.kernels.maxsim.normalization import EPSILON, divided_by, normalize_tokens, reached
 from sparton.kernels.maxsim.operands import taking_part
 from sparton.kernels.segment_max.operands import num_rows
 
 BLOCK_T, BLOCK_H = 64, 64  # tokens of a program, hidden units of a step
+WEIGHT_H = 128  # hidden units of a program, for the projection's gradient
 # Wider tiles do not fit into the shared memory of smaller GPUs, nor those of fp32 into registers.
 MOST_UNITS = 128
 
@@ -55,6 +57,42 @@ def _project_backward_kernel(
             ptrs = dhidden_ptr + t[:, None] * H + offs_h[None, :]
             mask = (t < T)[:, None] & (offs_h < H)[None, :]
             tl.store(ptrs, dhidden.to(dhidden_ptr.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["T", "share"])
+def _project_weight_kernel(
+    grad_ptr, hidden_ptr, mask_ptr, partial_ptr, T, share,
+    H: tl.constexpr, E: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """``grad.T @ hidden`` of a share of the tokens, which is a multiple of BLOCK_T."""
+    part = tl.program_id(0)
+    offs_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    offs_e = tl.program_id(2) * BLOCK_E + tl.arange(0, BLOCK_E)
+    total = tl.zeros((BLOCK_E, BLOCK_H), tl.float32)
+    for first in range(part * share, tl.minimum(part * share + share, T), BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        takes_part = tl.load(mask_ptr + t, t < T, 0)[:, None] != 0
+        t = t.to(tl.int64)[:, None]
+        grad = tl.load(grad_ptr + t * E + offs_e, takes_part & (offs_e < E), 0.0)
+        rows = tl.load(hidden_ptr + t * H + offs_h, takes_part & (offs_h < H), 0.0)
+        total = tl.dot(tl.trans(grad), rows, total)
+    ptrs = partial_ptr + (part * E + offs_e[:, None]) * H + offs_h
+    tl.store(ptrs, total, (offs_e < E)[:, None] & (offs_h < H))
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_weight(T: int, H: int, E: int, programs: int) -> tuple[int, Launch]:
+    """How many programs share the tokens, and the launch."""
+    block_e = min(max(next_power_of_2(E), 16), MOST_UNITS)
+    tiles = cdiv(H, WEIGHT_H), cdiv(E, block_e)
+    share = cdiv(T, max(programs // (tiles[0] * tiles[1]), 1) * BLOCK_T) * BLOCK_T
+    parts = cdiv(T, share)
+    launch = Launch(
+        _project_weight_kernel, (parts, *tiles), T, share,
+        H=H, E=E, BLOCK_T=BLOCK_T, BLOCK_E=block_e, BLOCK_H=WEIGHT_H, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return parts, launch
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
@@ -122,5 +160,18 @@ def project_tokens_backward(
     grad = grad.view(T, E)
     if need_hidden and dhidden is None:
         dhidden = (grad @ projection).view_as(hidden)
-    dprojection = grad.T @ taking_part(hidden.view(T, H), mask) if need_projection else None
+    dprojection = None
+    if need_projection:
+        dprojection = _projection_gradient(grad, hidden.view(T, H), mask)
     return dhidden, dprojection, grad.sum(0) if need_bias else None
+
+
+def _projection_gradient(grad: Tensor, hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """``grad.T @ hidden`` of the tokens that take part, ``[E, H]``."""
+    (T, H), E = hidden.shape, grad.shape[1]
+    if mask is None or hidden.element_size() != 2 or not T:
+        return grad.T @ taking_part(hidden, mask)
+    parts, launch = _plan_weight(T, H, E, multiprocessors(hidden.device))
+    partial = torch.empty(parts, E, H, dtype=torch.float32, device=hidden.device)
+    launch(grad, hidden, mask.contiguous(), partial)
+    return partial.sum(0).to(hidden.dtype)
