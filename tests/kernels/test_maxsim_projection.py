@@ -101,7 +101,7 @@ def test_nothing_of_a_radial_gradient_is_left(device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("T", "H", "E"), [(300, 50, 12), (70, 300, 130), (64, 128, 128), (0, 8, 4)])
+@pytest.mark.parametrize(("T", "H", "E"), [(300, 50, 12), (70, 300, 130), (64, 128, 64), (0, 8, 4)])
 def test_tokens_that_take_no_part_may_be_no_numbers(T, H, E, dtype, device):
     """Not those of the projection's gradient, of all shares of the tokens."""
     generator = torch.Generator().manual_seed(T)

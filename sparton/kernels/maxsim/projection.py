@@ -5,8 +5,8 @@ T tokens, H hidden, E embedding.
 Narrow embeddings of unit length in 16 bits go back in one kernel: a program owns a tile of tokens
 and holds all their units, so that the Jacobian of the normalisation and the product need no memory
 between them. Under a mask a second one computes the gradient of the projection from the tokens that
-take part, and reads no others. Other products are PyTorch's. Norms and the Jacobian are computed in fp32, the latter
-from tokens in the dtype of the operands.
+take part, and reads no others. Other products are PyTorch's. Norms and the Jacobian are computed in
+fp32, the latter from tokens in the dtype of the operands.
 """
 
 import functools
@@ -90,7 +90,7 @@ def _plan_weight(T: int, H: int, E: int, programs: int) -> tuple[int, Launch]:
     parts = cdiv(T, share)
     launch = Launch(
         _project_weight_kernel, (parts, *tiles), T, share,
-        H=H, E=E, BLOCK_T=BLOCK_T, BLOCK_E=block_e, BLOCK_H=WEIGHT_H, num_warps=8, num_stages=3,
+        H=H, E=E, BLOCK_T=BLOCK_T, BLOCK_E=block_e, BLOCK_H=WEIGHT_H, num_warps=4, num_stages=3,
     )  # fmt: skip
     return parts, launch
 
@@ -171,7 +171,8 @@ def _projection_gradient(grad: Tensor, hidden: Tensor, mask: Tensor | None) -> T
     (T, H), E = hidden.shape, grad.shape[1]
     if mask is None or hidden.element_size() != 2 or not T:
         return grad.T @ taking_part(hidden, mask)
-    parts, launch = _plan_weight(T, H, E, multiprocessors(hidden.device))
+    # Two programs share a multiprocessor: as fast as the library's product of all tokens.
+    parts, launch = _plan_weight(T, H, E, 2 * multiprocessors(hidden.device))
     partial = torch.empty(parts, E, H, dtype=torch.float32, device=hidden.device)
     launch(grad, hidden, mask.contiguous(), partial)
     return partial.sum(0).to(hidden.dtype)
