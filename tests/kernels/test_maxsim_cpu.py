@@ -73,7 +73,8 @@ def test_tiles_do_not_change_the_result(per_query, budget, monkeypatch):
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, per_query=per_query)
     upstream = upstream_for(problem)
     expected = (*compute(problem, upstream), scores_alone(problem))
-    monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", budget[0])
+    for name in ("SIMILARITIES_AT_ONCE", "OF_A_CORE"):
+        monkeypatch.setattr(cpu, name, budget[0])
     monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget[1])
     results = (*compute(problem, upstream), scores_alone(problem))
     for a, b in zip(results, expected, strict=True):
@@ -130,13 +131,15 @@ def test_memory_is_bounded(per_query, monkeypatch):
     for normalize in (False, True):
         for budget in (2**9, 2**12):
             monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", budget)
+            monkeypatch.setattr(cpu, "OF_A_CORE", budget // torch.get_num_threads())
             monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget)
             with LargestResult() as mode:
                 compute(problem, upstream, normalize=normalize)
                 scores_alone(problem)
             winners_kept = 32 * 1024 if per_query is None else 2 * 1024
             assert mode.elements <= max(8 * budget, winners_kept, 1600 * E)
-    monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", 2**22)
+    for name in ("SIMILARITIES_AT_ONCE", "OF_A_CORE"):
+        monkeypatch.setattr(cpu, name, 2**22)
     with LargestResult() as mode:
         compute(problem, upstream)
     assert (mode.elements > max(winners_kept, 1600 * E)) == (per_query is None)

@@ -19,6 +19,7 @@ from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
+OF_A_CORE = 2**17  # similarities of one document at once, which are in its cache
 # Up to so many query tokens, many documents share a product: one by one they would take longer to
 # start than to compute. So many similarities, and components of documents that fp32 is made of for
 # them, are in a core's cache.
@@ -33,14 +34,15 @@ def _rows(tokens: Tensor, normalize: bool) -> Tensor:
     return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
 
 
-def _best(queries: Tensor, document: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest similarity of each query token and the first token that attains it."""
-    tile = max(SIMILARITIES_AT_ONCE // document.shape[0], 1)
-    if queries.shape[0] <= tile:
-        best = (queries @ document.T).max(dim=1)
-        return best.values, best.indices
-    found = [(rows @ document.T).max(dim=1) for rows in queries.split(tile)]
-    return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
+def _best(queries: Tensor, document: Tensor, argmax: bool) -> tuple[Tensor, Tensor | None]:
+    """Largest similarity of each query token and, with argmax, the first token that attains it."""
+    tile = max(OF_A_CORE * torch.get_num_threads() // document.shape[0], 1)
+    found = [
+        (rows @ document.T).max(dim=1) if argmax else ((document @ rows.T).amax(dim=0), None)
+        for rows in queries.split(tile)
+    ]
+    best, tokens = zip(*found, strict=True)
+    return torch.cat(best), torch.cat(tokens) if argmax else None
 
 
 def maxsim_forward_cpu(
@@ -77,9 +79,9 @@ def maxsim_forward_cpu(
         document = documents[own] if mask is None else documents[own][mask[own]]
         if document.shape[0] == 0 or rows.start == rows.stop:
             continue
-        best, token = _best(queries[rows], _rows(document, normalize))
+        best, token = _best(queries[rows], _rows(document, normalize), argmax)
         scores[q:last, column].index_add_(0, owners[rows] - q, best.where(kept[rows], 0))
-        if argmax:
+        if token is not None:
             if mask is not None:
                 token = mask[own].nonzero().squeeze(1)[token]
             winners[column, rows] = torch.where(kept[rows], token + own.start, -1).int()
@@ -122,15 +124,15 @@ def _pair_scores(operands: MaxSimOperands, normalize: bool, argmax: bool) -> tup
         document = operands.documents[own] if mask is None else operands.documents[own][mask[own]]
         if document.shape[0] == 0 or rows.start == rows.stop:
             continue
-        best, token = _best(queries[rows], _rows(document, normalize))
-        if mask is not None:
-            token = mask[own].nonzero().squeeze(1)[token]
-        token = token + own.start
+        best, token = _best(queries[rows], _rows(document, normalize), argmax)
         if kept is not None:
-            best, token = best.where(kept[rows], 0), token.where(kept[rows], -1)
+            best = best.where(kept[rows], 0)
         scores[p, 0] = best.sum()
-        if argmax:
-            winners[p, : len(token)] = token
+        if token is not None:
+            if mask is not None:
+                token = mask[own].nonzero().squeeze(1)[token]
+            token = token + own.start
+            winners[p, : len(token)] = token if kept is None else token.where(kept[rows], -1)
     return scores.float(), winners
 
 
