@@ -14,12 +14,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.demands import check, without_negatives, without_scores
+from sparton.datasets.lookup import Source
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.parcels import pack
 from sparton.datasets.workers import Batches, prepare_worker
+from sparton.packing import ranges_of
 from sparton.types import DocumentCounts, Example, TextForm, Tokenizer, TrainBatch
 
 SUBSTITUTION_ATTEMPTS = 100
+# Of a source, to count what it has different; one with more batches is taken to have enough.
+_BATCHES_READ, _DRAWS_READ = 4, 4
+_POSITIONS_AT_ONCE = 2**18
 _LONGEST_SHOWN = 80  # characters of a query
 
 
@@ -67,8 +72,6 @@ class BatchStream(Dataset[TrainBatch]):
         _check_sizes(batch, self.num_negatives, self.rank, self.world_size)
         needs = {"needs_negatives": self.needs_negatives, "needs_teacher": self.needs_teacher}
         check(data, self.num_negatives, **needs)
-        if data.homogeneous and self.unique_positives:
-            _check_sources(data, batch)
         self.share = batch // self.world_size
         if self.unique_positives and batch > len(data):
             raise ArgumentError(
@@ -154,13 +157,63 @@ class BatchStream(Dataset[TrainBatch]):
         part, text = min(taken & _once(example))
         raise ArgumentError(
             "{unique_positives:name}: {} draws for position {} gave only queries or positives that "
-            "the batch of {} already holds, at last the {} {!r}, and the data has {} examples: "
+            "the batch of {} already holds, at last the {} {!r}, and source {} has {} examples: "
             "make the batch smaller, or set {unique_positives}; or name the columns, where others "
             "are meant than the log says were taken",
             *(SUBSTITUTION_ATTEMPTS, position, self.batch),
-            *(part, shorten(text, _LONGEST_SHOWN), len(self.data)),
+            *(part, shorten(text, _LONGEST_SHOWN), *self._source_at(position)),
             unique_positives=False,
         )
+
+    def _source_at(self, position: int) -> tuple[str, int]:
+        """Name and size of the source that owns a position."""
+        number = int(self.data.numbers([position], self.seed, self.batch)[0])
+        name = list(self.data.sources)[number]
+        return name, len(self.data.sources[name])
+
+    def check_sources(self, start: int, stop: int) -> None:
+        """Refuse sources of which a batch of these steps takes more examples than they have
+        different queries or positives.
+
+        Raises:
+            ValueError: names the source and the step.
+        """
+        if not self.unique_positives:
+            return
+        found = {
+            number: _different(source)
+            for number, source in enumerate(self.data.sources.values())
+            if len(source) < _BATCHES_READ * self.batch
+        }
+        few = {number: different for number, different in found.items() if different < self.batch}
+        steps_at_once = max(_POSITIONS_AT_ONCE // self.batch, 1)
+        for steps in ranges_of(stop - start, steps_at_once) if few else ():
+            first = start + steps.start
+            positions = range(first * self.batch, (start + steps.stop) * self.batch)
+            numbers = self.data.numbers(positions, self.seed, self.batch).reshape(-1, self.batch)
+            for number, different in few.items():
+                taken = (numbers == number).sum(axis=1)
+                if (taken > different).any():
+                    step = int((taken > different).argmax())
+                    self._refuse_source(number, different, first + step, int(taken[step]))
+
+    def _refuse_source(self, number: int, different: int, step: int, taken: int) -> None:
+        own = "{homogeneous} or " if self.data.homogeneous else ""
+        raise ArgumentError(
+            "source {} has {} different queries and positives, and the batch of step {} takes {} "
+            "examples of it: leave the source out, give it more of them or less weight, make the "
+            f"batch smaller, or set {own}{{unique_positives}}",
+            *(list(self.data.sources)[number], different, step + 1, taken),
+            unique_positives=False,
+            **({"homogeneous": False} if own else {}),
+        )
+
+
+def _different(source: Source) -> int:
+    """The fewer of the queries and positives of a source that are different texts."""
+    size = len(source)
+    examples = [source.example(draw % size, draw, 0) for draw in range(_DRAWS_READ * size)]
+    return min(len({each.query for each in examples}), len({each.positive for each in examples}))
 
 
 def _once(example: Example) -> set[tuple[str, str]]:
@@ -182,11 +235,12 @@ def train_loader(stream: BatchStream, start: int, stop: int, *, num_workers: int
             in the step.
 
     Raises:
-        ValueError: the first batch cannot be made, for lack of distinct positives or of teacher
-            scores.
+        ValueError: a batch cannot be made for lack of distinct positives, or the first one for lack
+            of teacher scores.
     """
     num_workers = min(num_workers, len(os.sched_getaffinity(0)))
     if start < stop:  # what is wrong with the data appears here and not inside a worker
+        stream.check_sources(start, stop)
         stream[start]
     return Batches(
         DataLoader(
@@ -217,22 +271,6 @@ def _check_sizes(batch: int, num_negatives: int, rank: int, world_size: int) -> 
             f"batch={batch} does not divide among {world_size} processes: the nearest that do are "
             f"{batch - batch % world_size} and {batch - batch % world_size + world_size}"
         )
-
-
-def _check_sources(data: Mixture, batch: int) -> None:
-    """Refuse sources that cannot fill a batch of their own with distinct positives."""
-    for name, source in data.sources.items():
-        if len(source) < batch:
-            raise ArgumentError(
-                "source {} has {} examples, too few for a batch of {} distinct positives of its "
-                "own: make the batch smaller, leave the source out, or set {homogeneous} or "
-                "{unique_positives}",
-                name,
-                len(source),
-                batch,
-                homogeneous=False,
-                unique_positives=False,
-            )
 
 
 def _check_forms(data: Mixture, tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """Worker processes: what they send, and what is said when one of them dies."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -52,7 +53,7 @@ class Batches:
 
 def _without_traceback(error: Exception) -> str:
     """The words of an error of a worker, which torch hands on behind the worker's traceback."""
-    return str(error).rsplit(f"\n{type(error).__name__}: ", 1)[-1].rstrip()
+    return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", str(error))[-1].rstrip()
 
 
 class _Explanation:

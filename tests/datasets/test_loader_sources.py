@@ -1,5 +1,6 @@
 """Batches of sources that differ: with or without negatives, in forms of their own, or alone."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -166,15 +167,46 @@ def test_a_form_without_room_is_refused_with_its_source_before_the_first_step(
         BatchStream(data, tokenizer, batch=4)
 
 
-def test_a_source_that_cannot_fill_a_batch_of_its_own_is_refused(
+def test_a_source_that_cannot_fill_a_batch_is_refused_before_the_first_step(
     sources: dict, tokenizer: PackedTokenizer
 ) -> None:
+    """By the step that would lack examples: a rare source may be drawn once, or never."""
+
+    def loaded(data: Mixture, batch: int, stop: int, unique: bool = True) -> int:
+        stream = BatchStream(data, tokenizer, batch, unique_positives=unique)
+        return len(train_loader(stream, 0, stop))
+
     data = Mixture({**sources, "small": Numbers("small", 7)}, homogeneous=True)
-    with pytest.raises(ValueError, match=r"source small has 7 examples, .* batch of 8 .*=False or"):
-        BatchStream(data, tokenizer, batch=8, unique_positives=True)
-    BatchStream(data, tokenizer, batch=7, unique_positives=True)
-    BatchStream(data, tokenizer, batch=8)
-    BatchStream(Mixture(data.sources), tokenizer, batch=8, unique_positives=True)
+    message = r"source small has 7 different .* takes 8 examples of it: .*=False or unique_positiv"
+    with pytest.raises(ValueError, match=message):
+        loaded(data, 8, 50)
+    assert loaded(data, 7, 50) and loaded(data, 8, 50, unique=False)
+    assert loaded(Mixture(data.sources), 8, 50)
+
+    few = {"many": Numbers("many", 900), "lone": Numbers("lone", 1)}
+    data = Mixture(few, weights={"many": 30, "lone": 1})
+    with pytest.raises(
+        ValueError, match=r"lone has 1 different .* batch of step (\d+) takes 2"
+    ) as e:
+        loaded(data, 8, 400)
+    step = int(re.search(r"step (\d+)", str(e.value))[1])
+    assert step > 1 and loaded(data, 8, step - 1) == step - 1
+    stream = BatchStream(data, tokenizer, 8, unique_positives=True)
+    with pytest.raises(ValueError, match=r"source lone has 1 examples"):
+        stream[step - 1]
+    assert all(stream[number] for number in range(step - 1))
+
+
+def test_what_a_worker_refuses_is_told_without_its_traceback(
+    sources: dict, tokenizer: PackedTokenizer, monkeypatch
+) -> None:
+    data = Mixture(
+        {"lone": Numbers("lone", 1), **sources}, weights=dict.fromkeys(sources, 9) | {"lone": 1}
+    )
+    stream = BatchStream(data, tokenizer, 8, unique_positives=True)
+    monkeypatch.setattr(BatchStream, "check_sources", lambda *_: None)
+    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* log says were taken$"):
+        list(train_loader(stream, 0, 100, num_workers=1))
 
 
 def test_a_source_of_a_user_that_gives_other_numbers_is_refused_in_the_step(
