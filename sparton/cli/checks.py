@@ -17,7 +17,7 @@ from sparton.arguments import ArgumentError
 from sparton.cli.folders import LATEST
 from sparton.cli.numeric_checks import check_lora, check_precision, check_sharding
 from sparton.cli.overrides import changed_groups, overrides_in, written
-from sparton.cli.schema import body_options, total_steps
+from sparton.cli.schema import body_options, flat_settings, total_steps
 from sparton.cli.targets import refuse_wrong_settings
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, SELECT_BY
@@ -39,6 +39,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     """
     _check_names(cfg)
     _check_objects(cfg)
+    _check_backbone(cfg)
     _check_numbers(cfg)
     check_precision(cfg)
     check_lora(cfg)
@@ -68,6 +69,18 @@ def _check_names(cfg: DictConfig) -> None:
         raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
 
 
+def check_required(cfg: DictConfig) -> None:
+    """Refuse what an experiment leaves to the user, who has not set it.
+
+    Raises:
+        InterpolationResolutionError: names the setting, and what it must be.
+    """
+    unresolved: Any = OmegaConf.to_container(cfg, resolve=False)
+    for key, raw in flat_settings(unresolved).items():
+        if raw.startswith("${required:"):
+            OmegaConf.select(cfg, key)
+
+
 def _check_objects(cfg: DictConfig) -> None:
     """Groups that were taken away, and files of the user's own that name no class."""
     for name in _OBJECTS:
@@ -76,6 +89,16 @@ def _check_objects(cfg: DictConfig) -> None:
                 f"{name} names no class in _target_, and a training needs one: choose a file of "
                 f"configs/{name}, or complete your own"
             )
+
+
+def _check_backbone(cfg: DictConfig) -> None:
+    """One that has a name, but where ``init_from`` brings another."""
+    nameless = "name" in cfg.backbone and OmegaConf.select(cfg.backbone, "name") is None
+    if nameless and not OmegaConf.is_missing(cfg.backbone, "name") and cfg.init_from is None:
+        raise ValueError(
+            "backbone.name=null: name a folder or a model of the hub, or let init_from name a "
+            "trained model"
+        )
 
 
 def _check_numbers(cfg: DictConfig) -> None:
@@ -123,11 +146,11 @@ def _check_refresh(cfg: DictConfig) -> None:
             f"num_negatives={cfg.num_negatives}: no query would have the negatives that refresh "
             "mines; set num_negatives=7, say, or refresh=none"
         )
-    every, steps = cfg.refresh.get("every", 1), total_steps(cfg)
-    if every >= steps and not cfg.refresh.get("at_start"):
+    refresh, steps = instantiate(cfg.refresh), total_steps(cfg)
+    if refresh.every >= steps and not refresh.at_start:
         raise ValueError(
-            f"refresh.every={every}: nothing would be mined in {steps} steps; make it smaller, or "
-            "set refresh.at_start=true to mine before the first step"
+            f"refresh.every={refresh.every}: nothing would be mined in {steps} steps; make it "
+            "smaller, or set refresh.at_start=true to mine before the first step"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.types import TaskFunction
 from omegaconf import DictConfig
 
-from sparton.cli.checks import check
+from sparton.cli.checks import check, check_required
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
@@ -46,6 +46,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
         if sweeps and not as_command:
             raise ValueError("this is a sweep, which the command runs: sparton train ...")
         for cfg in variants:
+            check_required(cfg)
             check_places(cfg)
             check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), typed_overrides(cfg.hydra))
         find_models(variants)

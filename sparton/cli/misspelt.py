@@ -77,7 +77,10 @@ def explain_refusal(
                 return message
     except (HydraException, OmegaConfBaseException):
         pass  # a file of the user's own is wrong, of which Hydra has told
-    return str(error).splitlines()[0]
+    told: BaseException | None = error
+    while told and not str(told):  # Hydra's own word for an error of OmegaConf's has none
+        told = told.__cause__ or told.__context__
+    return str(told or type(error).__name__).splitlines()[0]
 
 
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[Override]:

@@ -115,8 +115,9 @@ SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "encode": EncodeCon
 
 
 def register() -> None:
-    """Make the schemas known to Hydra, ``train_schema`` for one, and the names of folders as
-    resolvers.
+    """Make the schemas known to Hydra, ``train_schema`` for one, and as resolvers the names of
+    folders and ``required``. What an experiment leaves to the user is ``${required:WHAT}`` in its
+    file: ``???`` is no value there, and leaves the value that the setting has without it.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
     ``sweep_name`` and ``fixed`` stay in all cells what they are in their sweep, as Hydra's ``now``
@@ -127,10 +128,15 @@ def register() -> None:
     run_name = partial(_named, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
     sweep_name = partial(_named, left_out=_FOLDERS_OF_THEIR_OWN)
     of_cell = partial(cell_name, left_out=_FOLDERS_OF_THEIR_OWN)
+    OmegaConf.register_new_resolver("required", _required, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("cell_name", of_cell, replace=True)
     OmegaConf.register_new_resolver("fixed", fixed_settings, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
+
+
+def _required(what: str) -> None:
+    raise ValueError(f"has no value: set it to {what}")
 
 
 def _named(name: str | None, overrides: Sequence[str], left_out: Collection[str]) -> str:

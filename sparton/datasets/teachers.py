@@ -57,7 +57,8 @@ class Teachers:
     def combine(self, scores: Sequence[Sequence[float]]) -> tuple[list[float], int]:
         """One score for each document, and T.
 
-        A teacher that finds all documents equal has no say.
+        A teacher of several that finds all documents equal adds 0 to each of them, so that the
+        others' differences shrink by its share of the weights; where all do, all scores are 0.
 
         Args:
             scores: ``[D, T]``.

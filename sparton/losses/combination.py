@@ -16,7 +16,7 @@ class WeightedSum(RankingLoss):
 
     Attributes:
         losses: ranking losses by name, for the log.
-        weights: one for each name.
+        weights: one for each name. A loss of weight 0 is computed and logged all the same.
     """
 
     losses: Mapping[str, RankingLoss]

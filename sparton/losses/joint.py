@@ -29,7 +29,8 @@ class Joint:
         sparse, tokens: the losses of the scores of the sparse half and of MaxSim.
         dense: that of the dense half; None for a model without.
         sum: that of the weighted sum; None for none.
-        weights: of these losses, by the same names; 1 unless it is said.
+        weights: of these losses, by the same names; 1 unless it is said. A loss of weight 0 is
+            computed and logged all the same.
         lessons: weight of what a half learns from the sum, by the pupil's name; 0 unless
             it is said.
         temperatures: what the scores of each half, and of ``sum``, are divided by before the
@@ -68,6 +69,12 @@ class Joint:
                 if not (low and math.isfinite(value)):
                     wanted = "positive" if setting == "temperatures" else "not negative"
                     raise ValueError(f"{setting}.{name} must be finite and {wanted}, got {value}")
+        weights = (self.weights.get(name, 1.0) for name in self._losses())
+        if not any((*weights, *self.lessons.values())):
+            raise ValueError(
+                f"all weights of {', '.join(sorted(self._losses()))} are 0, and nothing would be "
+                "learned: give one of these losses a weight"
+            )
 
     @property
     def halves(self) -> frozenset[str]:

@@ -5,12 +5,13 @@ import re
 import pytest
 import torch
 from hydra.errors import InstantiationException
+from omegaconf.errors import InterpolationResolutionError
 
-from sparton.cli.checks import check
+from sparton.cli.checks import check, check_required
 from sparton.cli.errors import explain
 from sparton.cli.inputs import read_inputs
 from sparton.training.distributed import World
-from tests.composing import composed
+from tests.composing import CONFIGS, composed
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ from tests.composing import composed
             1,
             "refresh.every=1000: nothing would be mined in 1000 steps",
         ),
+        (["backbone=bare", "head=colbert", "backbone.name=null"], 1, "backbone.name=null: name a"),
     ],
 )
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
@@ -142,6 +144,41 @@ def test_what_a_sharded_training_cannot_do_is_refused(override, message):
         check(composed(*sharded, override), world_size=2)
     if "sharding" not in override:
         check(composed("micro_batch=null", "num_negatives=7", override), world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("every=0", "refresh.every=0 must be at least 1"),
+        ("rule.share=2", "refresh.rule.share=2 must lie above 0"),
+        ("rule.skip=99", "refresh.rule.skip=99 and refresh.rule.depth=100 leave 1 ranks for"),
+    ],
+)
+def test_rules_of_refreshing_are_refused_by_their_settings(setting, message):
+    with pytest.raises(InstantiationException) as error:
+        check(composed("refresh=negatives", "num_negatives=7", f"refresh.{setting}"), 1)
+    assert explain(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "given"),
+    [
+        ("opensearch_doc_v3", "query_encoder.weights=idf.json"),
+        ("colbert_zero_distillation", "init_from=runs/x/model"),
+    ],
+)
+def test_what_an_experiment_leaves_to_the_user_must_be_set(experiment, given):
+    setting = given.partition("=")[0]
+    with pytest.raises(InterpolationResolutionError) as error:
+        check_required(composed(f"experiment={experiment}"))
+    assert explain(error.value).startswith(f"{setting}: has no value: set it to the ")
+    check_required(composed(f"experiment={experiment}", given))
+
+
+def test_no_experiment_leaves_a_value_to_a_question_mark_that_is_none():
+    """``???`` over a value, null for one, leaves that value."""
+    for file in (CONFIGS / "experiment").glob("*.yaml"):
+        assert "???" not in file.read_text(), f"{file.name}: ${{required:WHAT}} says it"
 
 
 def test_fp8_trains_in_16_bit():

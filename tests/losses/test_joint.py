@@ -164,6 +164,10 @@ def test_the_weighted_sum_of_both_halves():
     ("settings", "message"),
     [
         ({"weights": {"sum": 1.0}}, "weights.sum: this loss has sparse, tokens alone"),
+        (
+            {"weights": {"sparse": 0.0, "tokens": 0.0}, "lessons": {"sparse": 0.0}},
+            "all weights of sparse, tokens are 0, and nothing would be learned",
+        ),
         ({"weights": {"sparse": -1.0, "tokens": 1.0}}, "weights.sparse must be .* not negative"),
         (
             {"temperatures": 3},

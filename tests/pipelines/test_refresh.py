@@ -10,7 +10,9 @@ import pytest
 import torch
 from omegaconf import DictConfig, open_dict
 
+from sparton.arguments import ArgumentError
 from sparton.cli.assembly import build_model
+from sparton.cli.errors import explain
 from sparton.cli.training import run_training
 from sparton.datasets.quickstart import pairs
 from sparton.datasets.sources import text_records
@@ -168,6 +170,18 @@ def test_what_cannot_be_mined_is_refused_before_the_run(examples, tmp_path, over
     with pytest.raises(Exception, match=message):
         run(tmp_path / "run", cfg)
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_a_rule_that_leaves_no_negative_is_named(examples, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    records = map(json.loads, examples.read_text().splitlines())
+    pairs.write_text("".join(json.dumps(record[:2]) + "\n" for record in records))
+    rule = ("refresh.at_start=true", "refresh.rule.share=1e-6", "refresh.rule.depth=20")
+    with pytest.raises(ArgumentError) as error:
+        run(tmp_path / "run", config(pairs, "loss=infonce", *rule))
+    settings = "refresh.rule.share=1e-06, refresh.rule.depth=20"
+    said = f"before step 1 mining left no negative to any example, under {settings}: let them"
+    assert explain(error.value).startswith(said)
 
 
 def test_steps_at_which_negatives_are_mined():

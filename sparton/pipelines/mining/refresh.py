@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparton.arguments import ArgumentError, Instance, refuse_below
+from sparton.datasets.demands import without_negatives
 from sparton.datasets.lookup import Records, Rest, Source, whole_of
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.sources import mined_records
@@ -76,7 +77,8 @@ class RefreshedBatches:
 
     Raises:
         ArgumentError: a loss that follows a teacher, who scores nothing during a training.
-        ValueError: a source that cannot be mined, or what ``load`` refuses.
+        ValueError: a source that cannot be mined, a rule that leaves no negatives, or what ``load``
+            refuses.
         CheckpointError: the negatives of the checkpoint are gone.
     """
 
@@ -133,10 +135,26 @@ class RefreshedBatches:
                         self._mine_source(name, source, self._folder / trainer.mined)
             trainer.world.barrier()
             mined = self._read(self._data, trainer.mined)
+            self._refuse_nothing(step, mined)
             trainer.world.barrier()  # none begins to train, and to save, while others read
         seconds = time.perf_counter() - begin
         log.info("step %d: negatives were mined anew in %.0f s", step, seconds)
         return mined
+
+    def _refuse_nothing(self, step: int, mined: Mixture) -> None:
+        """Refuse a rule that has left no negative to any example."""
+        wholes = {name: len(whole_of(source)) for name, source in mined.sources.items()}
+        if without_negatives(mined, 1) == wholes:
+            rule = self._refresh.rule
+            limits = {"share": rule.share, "margin": rule.margin, "depth": rule.depth}
+            given = {name: value for name, value in limits.items() if value is not None}
+            raise ArgumentError(
+                "before step {} mining left no negative to any example, under "
+                f"{', '.join(f'{{{name}}}' for name in given)}: let them pass more, or mine later, "
+                "when the model tells documents apart",
+                step + 1,
+                **given,
+            )
 
     def _mine_source(self, name: str, source: Records, folder: Path) -> None:
         output = folder / f"{name}.jsonl"

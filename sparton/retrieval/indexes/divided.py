@@ -17,7 +17,7 @@ from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import TokenParts
 from sparton.retrieval.indexes.late_interaction import check_candidates, ordered
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
-from sparton.retrieval.indexes.protocols import Found
+from sparton.retrieval.indexes.protocols import Found, check_request
 from sparton.types import Kind
 
 Rows = NDArray[np.int64]
@@ -45,7 +45,8 @@ class DividedIndex:
     same time; an :class:`~sparton.retrieval.indexes.protocols.Index` and a
     :class:`~sparton.retrieval.indexes.protocols.Reranker`.
 
-    Results are those of a single index: the score of a document does not depend on the others.
+    Results are those of a single index: on GPUs to the bit; on a CPU scores may differ in their
+    last bits, as those of a product do with its size.
 
     Args:
         documents: N texts on the host, with one token or more.
@@ -61,7 +62,6 @@ class DividedIndex:
         self.kinds, self._num_texts = frozenset({kind}), documents.num_texts
         inner = torch.arange(1, len(devices)) * documents.num_tokens // len(devices)
         starts = torch.searchsorted(documents.cu_seqlens, inner).tolist()
-        self._threads = ThreadPoolExecutor(len(devices))
 
         def build(device: torch.device, between: tuple[int, int]) -> _Share | None:
             if between[0] == between[1]:  # fewer documents than devices
@@ -70,7 +70,8 @@ class DividedIndex:
             return _Share(MultiVectorIndex(own, device, kind=kind), *between)
 
         # Side by side: each copies its documents to its device.
-        built = self._threads.map(build, devices, pairwise([0, *starts, self._num_texts]))
+        with ThreadPoolExecutor(len(devices)) as threads:
+            built = [*threads.map(build, devices, pairwise([0, *starts, self._num_texts]))]
         self._shares = [share for share in built if share is not None]
         self.nbytes = sum(share.held.nbytes for share in self._shares)
 
@@ -83,9 +84,10 @@ class DividedIndex:
         progress: str | None = None,
     ) -> Found:
         """See :meth:`Index.search <sparton.retrieval.indexes.protocols.Index.search>`."""
+        check_request(k, exclude, queries.num_texts)
 
         def search(share: _Share, label: str | None) -> Found:
-            own = None if exclude is None else share.own(np.asarray(exclude))
+            own = None if exclude is None else share.own(exclude)
             return share.held.search(queries, k, exclude=own, progress=label)
 
         return self._merged(search, progress, min(k, self._num_texts))
@@ -113,7 +115,9 @@ class DividedIndex:
                 return share.of_all(find(share, label))
 
         labels = [progress, *[None] * (len(self._shares) - 1)]
-        found = list(self._threads.map(run, self._shares, labels))
+        # Threads of this search alone: an index that keeps some is lost in a process that forks.
+        with ThreadPoolExecutor(len(self._shares)) as threads:
+            found = [*threads.map(run, self._shares, labels)]
         # Where scores are equal, those of lower rows come first, as shares follow each other.
         scores, rows = (np.concatenate(part, axis=1) for part in zip(*found))
         return ordered(scores, rows, rows >= 0, k)

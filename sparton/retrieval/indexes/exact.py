@@ -55,12 +55,10 @@ def exact_index(
             sums of scores, are found on ``device``.
 
     Raises:
-        ValueError: ``more_devices`` is a single name.
+        ValueError: ``more_devices`` is no list, or PyTorch cannot use one of them.
     """
-    if isinstance(more_devices, str):
-        raise ArgumentError("{more_devices} must be a list of devices", more_devices=more_devices)
+    devices = [torch.device(device), *_usable(more_devices)]
     documents = Documents.of(documents)
-    devices = [torch.device(each) for each in (device, *more_devices)]
     if documents.kinds == {"dense"}:
         return _index(documents.dense, devices, "dense")
     if "dense" in documents.kinds:
@@ -71,6 +69,24 @@ def exact_index(
     if "sparse" not in documents.kinds:
         return exhaustive
     return TwoStageIndex(inverted_index(documents, device), exhaustive, rerank_depth)
+
+
+def _usable(more_devices: Sequence[torch.device | str]) -> list[torch.device]:
+    if isinstance(more_devices, str) or not isinstance(more_devices, Sequence):
+        raise ArgumentError("{more_devices} must be a list of devices", more_devices=more_devices)
+    found = []
+    for each in more_devices:
+        try:
+            found.append(torch.device(each))
+            torch.empty(0, device=each)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ArgumentError(
+                "{more_devices}: {!r} cannot be used ({}): name devices that PyTorch finds here, "
+                "such as cuda:1",
+                *(each, str(error).partition("\n")[0]),
+                more_devices=more_devices,
+            ) from error
+    return found
 
 
 def _index(

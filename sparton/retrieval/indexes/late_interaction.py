@@ -135,10 +135,10 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         """The candidates of each query in the order of their MaxSim; see
         :meth:`Reranker.rerank <sparton.retrieval.indexes.protocols.Reranker.rerank>`."""
         asked = self._asked(queries)
+        check_candidates(candidates, asked.num_texts, len(self._lengths))
         ascending = np.sort(candidates, axis=1)
         if ((np.diff(ascending, axis=1) == 0) & (ascending[:, 1:] >= 0)).any():
             raise ValueError("a query has the same candidate twice")
-        check_candidates(ascending, asked.num_texts, len(self._lengths))
         scores = self._candidate_scores(asked, ascending, progress)
         found = (ascending >= 0) & (asked.lengths > 0).numpy()[:, None]
         if len(self._lengths):
@@ -170,8 +170,12 @@ def check_candidates(candidates: NDArray[np.int64], num_queries: int, num_docume
     """Refuse candidates that are not rows of documents.
 
     Raises:
-        ValueError: another shape than ``[Q, C]``, or numbers of documents that there are not.
+        ValueError: no whole numbers, another shape than ``[Q, C]``, or numbers of documents that
+            there are not.
     """
+    if not isinstance(candidates, np.ndarray) or candidates.dtype.kind != "i":
+        kind = getattr(candidates, "dtype", type(candidates).__name__)
+        raise ValueError(f"candidates are {kind}, must be an array of int64, rows of documents")
     if candidates.ndim != 2 or len(candidates) != num_queries:
         raise ValueError(
             f"candidates have the shape {candidates.shape}, must be [Q, C] with Q = "

@@ -4,6 +4,7 @@ N documents, Q queries, C candidates of a query, K results of a query.
 """
 
 from collections.abc import Collection
+from numbers import Integral
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -149,12 +150,17 @@ def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -
     """Refuse what no index can answer.
 
     Raises:
-        ValueError: ``k`` below 1, or ``exclude`` without one row per query.
+        ValueError: a ``k`` that is no whole number from 1 on, or an ``exclude`` without one row per
+            query.
     """
+    if isinstance(k, bool) or not isinstance(k, Integral):
+        raise ValueError(f"k={k!r} must be a whole number")
     if k < 1:
         raise ValueError(f"k is {k}, must be at least 1")
-    if exclude is not None and exclude.shape != (num_queries,):
+    shape = (num_queries,) if exclude is None else getattr(exclude, "shape", None)
+    if shape != (num_queries,):
+        given = f"is a {type(exclude).__name__}" if shape is None else f"has the shape {shape}"
         raise ValueError(
-            f"exclude has the shape {exclude.shape}, must hold one document row for each "
-            f"of the {num_queries} queries"
+            f"exclude {given}, must be an array that holds one document row for each of the "
+            f"{num_queries} queries"
         )

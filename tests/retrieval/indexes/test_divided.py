@@ -1,5 +1,8 @@
 """Documents that several devices share are found as if one had them all."""
 
+import pickle
+from multiprocessing import get_context
+
 import numpy as np
 import pytest
 import torch
@@ -64,14 +67,19 @@ def test_results_are_those_of_one_index(lengths, shares, k, cut, seed):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shares", [2, 3])
-def test_scores_are_the_same_to_the_bit(device, shares):
+def test_scores_are_the_same_on_a_gpu_to_the_bit(device, shares):
     lengths = np.random.default_rng(0).integers(0, 40, 600).tolist()
     documents = token_vectors(lengths, 1, whole=False)
     queries = Representations(tokens=token_vectors([5, 0, 9, 32], 2, whole=False))
     one, several = MultiVectorIndex(documents, device), divided(documents, shares, device)
-    assert_same(several.search(queries, 50), one.search(queries, 50))
     candidates = np.stack([np.random.default_rng(row).permutation(600)[:70] for row in range(4)])
-    assert_same(several.rerank(queries, candidates), one.rerank(queries, candidates))
+    for found, wanted in (
+        (several.search(queries, 50), one.search(queries, 50)),
+        (several.rerank(queries, candidates), one.rerank(queries, candidates)),
+    ):
+        if device == "cuda":
+            assert_same(found, wanted)
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
     assert several.nbytes >= documents.values.nbytes
 
 
@@ -106,12 +114,46 @@ def test_what_no_index_takes_is_refused_in_the_same_words():
         ([[0, -2]], "candidates from -2 to 0"),
         ([[2, 2]], "the same candidate twice"),
         ([[0], [1]], r"must be \[Q, C\] with Q = 1"),
+        ([0], r"must be \[Q, C\] with Q = 1"),
+        ([[0.5]], "candidates are float64, must be an array of int64"),
     ):
-        with pytest.raises(ValueError, match=said):
-            index.rerank(queries, np.array(candidates))
-    with pytest.raises(ValueError, match="at least 1"):
-        index.search(queries, 0)
-    with pytest.raises(ValueError, match="exclude"):
-        index.search(queries, 1, exclude=np.array([0, 1]))
-    with pytest.raises(ArgumentError, match=r"more_devices='cpu' must be a list"):
-        exact_index(Representations(tokens=documents), more_devices="cpu")
+        for each in (index, MultiVectorIndex(documents)):
+            with pytest.raises(ValueError, match=said):
+                each.rerank(queries, np.array(candidates))
+    for k, exclude, said in (
+        (0, None, "k is 0, must be at least 1"),
+        (2.5, None, "k=2.5 must be a whole number"),
+        (True, None, "k=True must be a whole number"),
+        (1, np.array([0, 1]), r"exclude has the shape \(2,\)"),
+        (1, [0], "exclude is a list, must be an array"),
+        (1, 3, "exclude is a int, must be an array"),
+    ):
+        for each in (index, MultiVectorIndex(documents)):
+            with pytest.raises(ValueError, match=said):
+                each.search(queries, k, exclude=exclude)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("cpu", "more_devices='cpu' must be a list of devices"),
+        (None, "more_devices=None must be a list"),
+        (["gpu"], r"more_devices=\['gpu'\]: 'gpu' cannot be used \(Expected one of cpu"),
+        (["cpu", 3.5], r"more_devices=\['cpu', 3.5\]: 3.5 cannot be used"),
+    ],
+)
+def test_what_is_no_list_of_devices_is_refused(given, said):
+    documents = Representations(tokens=token_vectors([2, 1, 3], 0))
+    with pytest.raises(ArgumentError, match=said):
+        exact_index(documents, more_devices=given)
+
+
+def test_it_can_be_copied_and_used_in_a_process_that_forks():
+    documents, queries = token_vectors([2, 1, 3], 0), Representations(tokens=token_vectors([2], 1))
+    index = divided(documents, 2)
+    wanted = index.search(queries, 3)
+    assert_same(pickle.loads(pickle.dumps(index)).search(queries, 3), wanted)
+    child = get_context("fork").Process(target=index.search, args=(queries, 3))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
