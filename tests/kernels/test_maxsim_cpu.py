@@ -95,6 +95,22 @@ def test_few_query_tokens_share_products_of_many_documents(at_once, masked, norm
     assert not torch.allclose(found[0], found[1].roll(1, 1), rtol=1e-5, atol=1e-5)
 
 
+def test_long_documents_have_calls_of_their_own(monkeypatch):
+    """With the same bits; but beside one without tokens."""
+    called, split = [], torch.Tensor.split
+    watched = lambda x, sizes, *rest: called.append(sizes) or split(x, sizes, *rest)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "split", watched)
+    for lengths in ([20, 7, 33], [20, 0, 33]):
+        problem = make_problem((3, 2), lengths, 16, masked=False)
+        found = []
+        for many in (2**30, 1):
+            monkeypatch.setattr(cpu, "MANY_OF_EACH", many)
+            before = len(called)
+            found.append(maxsim_forward_cpu(problem, normalize=True, argmax=False)[0])
+            assert (len(called) > before) == (many == 1 and min(lengths) > 0)
+        assert torch.equal(*found)
+
+
 def test_float64_gradients():
     """Scores are fp32, but float64 operands get gradients from float64 sums."""
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, dtype=torch.float64)

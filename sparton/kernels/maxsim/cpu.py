@@ -24,6 +24,7 @@ OF_A_CORE = 2**17  # similarities of one document at once, which are in its cach
 # start than to compute. So many similarities, and components of documents that fp32 is made of for
 # them, are in a core's cache.
 FEW_TOKENS, OF_FEW_TOKENS, COMPONENTS_OF_FEW = 64, 2**18, 2**20
+MANY_OF_EACH = 2**11  # similarities of a document, from which on it is worth a call of its own
 ENTRIES_AT_ONCE = 2**20
 
 
@@ -176,6 +177,8 @@ def _largest(
     if operands.document_mask is not None:
         documents = documents[operands.document_mask[tokens]]
     similarities = _rows(documents, normalize) @ queries.T
+    if similarities.numel() >= MANY_OF_EACH * len(counts) and bool(counts.all()):
+        return torch.stack([each.amax(dim=0) for each in similarities.split(counts.tolist())])
     best = torch.segment_reduce(similarities, "max", lengths=counts, axis=0)
     return best.where(counts[:, None] > 0, 0)
 
