@@ -202,7 +202,7 @@ def test_exhaustive_search_is_shared_with_the_gpus_of_the_other_ranks(models, mo
     write_beir(Path("toy"))
     words, made = [models["colbert"], f"index={index}"], []
     alone = evaluated(monkeypatch, *words)
-    monkeypatch.setattr("sparton.cli.evaluation.neighbours", lambda world: [world.device] * 2)
+    monkeypatch.setattr("sparton.cli.devices.neighbours", lambda world: [world.device] * 2)
 
     class Watched(DividedIndex):
         def __init__(self, documents, devices, *rest):

@@ -19,6 +19,7 @@ from sparton.models.folders import Lengths, load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.pipelines import cache_embeddings
+from sparton.retrieval.indexes.divided import DividedIndex
 from sparton.types import BodyOptions
 from tests.composing import composed
 from tests.test_train import MINIATURE, run_here
@@ -50,6 +51,21 @@ def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
     [task] = json.loads((tmp_path / "results.json").read_text())["tasks"]
     assert task["search"] == search and 0 < task["metrics"]["ndcg@10"] < 1
     assert type(load_encoder(tmp_path / "model")).__name__.endswith("Encoder")
+
+
+def test_the_last_evaluation_searches_on_the_gpus_of_all_ranks(tmp_path, monkeypatch):
+    """Those in between leave the GPUs of the others to their training."""
+    made = []
+
+    class Watched(DividedIndex):
+        def __init__(self, documents, devices, *rest):
+            made.append(len(devices))
+            super().__init__(documents, devices, *rest)
+
+    monkeypatch.setattr("sparton.retrieval.indexes.exact.DividedIndex", Watched)
+    monkeypatch.setattr("sparton.cli.devices.neighbours", lambda world: [world.device] * 2)
+    run_here(tmp_path, "head=colbert", "head.width=16", *ONCE)
+    assert made == [3]
 
 
 def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.cli.devices import shared_index
 from sparton.cli.ending import say_the_end
 from sparton.cli.folders import mark_latest
 from sparton.cli.inputs import Inputs
@@ -255,7 +256,7 @@ def test_best(
     encoder = load_encoder(model, instantiate(cfg.head)).to(trainer.world.device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
     world = trainer.world
-    evaluate = partial(evaluate, encoder, tokenizer, crew=world)
+    evaluate = partial(evaluate, encoder, tokenizer, crew=world, index=shared_index(world))
     split = "test" if inputs.tests else "dev"
     title = "test tasks" if inputs.tests else "dev tasks, by which this model was chosen"
     description = {"model": str(model), "split": split, **describe_run(cfg)}

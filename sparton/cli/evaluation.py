@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparton import evaluation
 from sparton.arguments import ArgumentError
-from sparton.cli.devices import check_gpus
+from sparton.cli.devices import check_gpus, shared_index
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in, typed_overrides
@@ -29,7 +29,7 @@ from sparton.reading import read_json
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.retrieval.indexes.exact import exact_index
-from sparton.training.distributed import World, join_world, leave_world, neighbours
+from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
 from sparton.training.outcome import ECHO, termination_told
 from sparton.training.processes import run_ranks
@@ -193,8 +193,7 @@ def build_bm25(cfg: DictConfig, device: torch.device) -> System:
 
 
 def build_encoder(cfg: DictConfig, typed: Sequence[str], world: World) -> System:
-    """A trained model and how it is searched; what it ignores or cannot do is refused. The GPUs of
-    all processes on the first one's machine share an exhaustive search, as the others then wait.
+    """A trained model and how it is searched; what it ignores or cannot do is refused.
 
     Raises:
         ValueError: names the setting.
@@ -224,6 +223,5 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], world: World) -> System
         rest = overrides_in(typed, ["bm25"])
         refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
     system = partial(instantiate(asked, encoder, tokenizer, **words), crew=world)
-    if world.is_main and getattr(index, "func", None) is exact_index:
-        system = partial(system, index=partial(index, more_devices=neighbours(world)))
-    return system
+    is_exact = getattr(index, "func", None) is exact_index
+    return partial(system, index=shared_index(world)) if is_exact else system

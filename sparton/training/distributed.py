@@ -1,6 +1,5 @@
 """The processes that train together: who we are, and the collectives that a step needs."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from sparton.training.collecting import collect
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
 _PATIENCE = timedelta(hours=2)
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -191,25 +189,6 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         # A copy: a view would keep the gradient of all ranks.
         return gradients[0].narrow(0, *ctx.own).clone(), None, None
-
-
-def neighbours(world: World) -> list[torch.device]:
-    """The GPUs of the other processes on this machine that this one can use, too. Some machines
-    keep a GPU for a single process."""
-    if world.size == 1 or world.device.type != "cuda":
-        return []
-    found = []
-    for number in range(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
-        device = torch.device("cuda", number)
-        if device == world.device:
-            continue
-        try:
-            torch.zeros(1, device=device)
-        except RuntimeError as error:
-            log.info("%s is another process's alone (%s)", device, str(error).partition("\n")[0])
-        else:
-            found.append(device)
-    return found
 
 
 def leave_world() -> None:

@@ -16,7 +16,7 @@ from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.heads import EagerHead
 from sparton.representations import Extent, Representations, TokenVectors
-from sparton.training.distributed import World, join_world, neighbours
+from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import DENSE_ENTRIES, ExactStep
 from sparton.types import TrainBatch
@@ -183,23 +183,6 @@ def test_ranks_know_whether_they_share_a_machine(local_size, one_machine, monkey
     if local_size:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local_size)
     assert join_world() == World(0, 2, CPU, one_machine)
-
-
-def test_neighbours_are_the_gpus_of_the_same_machine_that_can_be_used(monkeypatch):
-    """Of four ranks on a machine, the third has its GPU to itself."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    asked = []
-
-    def zeros(size: int, device: torch.device) -> None:
-        asked.append(device.index)
-        if device.index == 2:
-            raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
-
-    monkeypatch.setattr(torch, "zeros", zeros)
-    third, last = (torch.device("cuda", number) for number in (1, 3))
-    assert neighbours(World(0, 8, torch.device("cuda", 0), one_machine=False)) == [third, last]
-    assert asked == [1, 2, 3]
-    assert neighbours(World(0, 4, CPU)) == neighbours(World(0, 1, torch.device("cuda", 0))) == []
 
 
 def test_dropout_repeats_in_the_second_encoding():
