@@ -86,7 +86,7 @@ def push(
         raise ValueError(f"repository={repository!r}: must be a user or an organisation and a name")
     card = _read_card(folder)
     chosen = license or card.data.license
-    check_license(chosen, base_model=_first(card.data.base_model), place=Path(folder) / CARD)
+    check_license(chosen, base_model=_first(card.data.base_model))
     card.data.license = chosen
     card.data.model_name = repository.partition("/")[2]
     card.text = _LOADS.sub(rf"\g<1>{repository}\g<2>", card.text)
@@ -106,7 +106,7 @@ def push(
     )
 
 
-def check_license(license: str | None, *, base_model: str | None, place: Path) -> None:
+def check_license(license: str | None, *, base_model: str | None) -> None:
     """Refuse to publish under terms that are not known, or that those of the base forbid.
 
     Raises:
@@ -117,7 +117,7 @@ def check_license(license: str | None, *, base_model: str | None, place: Path) -
         raise ArgumentError(
             "{} names no licence, and none is known of the weights that training began with: give "
             "{license:name}, such as apache-2.0",
-            place,
+            CARD,
             license=None,
         )
     if base_model is None or Origin(license=license).is_non_commercial:

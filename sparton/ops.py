@@ -123,6 +123,7 @@ def splade_head(
         ValueError: neither or both of cu_seqlens and attention_mask, operands that do not fit
             together, an unknown name, or what FP8 or ``token_topk`` does not serve.
     """
+    _tensor(weight, "weight"), _tensor_or_none(bias, "bias")
     tokens, bounds = _packed_hidden(hidden, cu_seqlens, attention_mask)
     return _head.splade_head(
         tokens, weight, bias, bounds, pooling=pooling, activation=activation, fp8=fp8,
@@ -157,6 +158,7 @@ def splade_head_topk(
     Raises:
         ValueError: k is no whole number in its range, or what :func:`splade_head` refuses.
     """
+    _tensor(weight, "weight"), _tensor_or_none(bias, "bias")
     tokens, bounds = _packed_hidden(hidden, cu_seqlens, attention_mask)
     return _head.splade_head_topk(
         tokens, weight, bias, bounds, k, pooling=pooling, activation=activation, fp8=fp8
@@ -240,6 +242,8 @@ def _packed_hidden(
     """Hidden states ``[T, D]`` and their boundaries, however they came."""
     dims = 2 if attention_mask is None else 3
     hidden = _tensor(hidden, "hidden")
+    _tensor_or_none(cu_seqlens, "cu_seqlens")
+    _tensor_or_none(attention_mask, "attention_mask")
     if (cu_seqlens is None) == (attention_mask is None) or hidden.dim() != dims:
         given = [
             name
@@ -258,32 +262,36 @@ def _packed_hidden(
 
 
 def _public(function: Callable[P, R], dims: int, remedy: str, first: int = 0) -> Callable[P, R]:
-    """A kernel that takes masks of integers too, and says where batches of another form belong.
+    """A kernel that takes masks of integers too, and says what must be a tensor, and where batches
+    of another form belong.
 
     Args:
         dims: how many axes the tokens of a batch have.
         remedy: what to do with tokens that have another number of axes.
         first: place of the tokens among the arguments.
     """
-    names = tuple(inspect.signature(function).parameters)
-    masks = {name: place for place, name in enumerate(names) if name.endswith("_mask")}
+    parameters = inspect.signature(function).parameters
+    tokens, checks = tuple(parameters)[first], {Tensor: _tensor, Tensor | None: _tensor_or_none}
+    tensors = [
+        (place, name, _boolean if name.endswith("_mask") else checks[parameter.annotation])
+        for place, (name, parameter) in enumerate(parameters.items())
+        if parameter.annotation in checks
+    ]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        tokens = args[first] if first < len(args) else kwargs.get(names[first])
-        if tokens is not None:
-            shape = _tensor(tokens, names[first]).shape
-            if len(shape) != dims:
-                raise ValueError(
-                    f"{names[first]} must have {dims} axes, got {tuple(shape)}: "
-                    f"{remedy.format(name=names[first])}"
-                )
         positional = list(args)
-        for name, place in masks.items():
+        for place, name, checked in tensors:
             if place < len(positional):
-                positional[place] = _boolean(positional[place], name)
+                positional[place] = checked(positional[place], name)
             elif name in kwargs:
-                kwargs[name] = _boolean(kwargs[name], name)
+                kwargs[name] = checked(kwargs[name], name)
+        given = positional[first] if first < len(positional) else kwargs.get(tokens)
+        if isinstance(given, Tensor) and given.dim() != dims:
+            raise ValueError(
+                f"{tokens} must have {dims} axes, got {tuple(given.shape)}: "
+                f"{remedy.format(name=tokens)}"
+            )
         return cast(Callable[..., R], function)(*positional, **kwargs)
 
     return call
@@ -295,8 +303,12 @@ def _tensor(value: object, name: str) -> Tensor:
     return value
 
 
-def _boolean(mask: object, name: str) -> object:
-    return boolean_mask(mask, name) if isinstance(mask, Tensor) else mask
+def _tensor_or_none(value: object, name: str) -> Tensor | None:
+    return None if value is None else _tensor(value, name)
+
+
+def _boolean(mask: object, name: str) -> Tensor | None:
+    return None if mask is None else boolean_mask(_tensor(mask, name), name)
 
 
 _PACK = (

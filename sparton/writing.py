@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all."""
 
+import errno
 import gzip
 import os
 import shutil
@@ -96,13 +97,16 @@ def failures_told(what: str, path: Path) -> Iterator[None]:
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
         raise OSError(
-            f"{what} could not be written; {room(path)} and run the same command again; what was "
-            f"there before is untouched. ({error})"
+            f"{what} could not be written; {room(path, error)} and run the same command again; "
+            f"what was there before is untouched. ({error})"
         ) from error
 
 
-def room(path: Path) -> str:
-    """What keeps a disk from taking a file at ``path``, and what to do about it."""
+def room(path: Path, error: BaseException) -> str:
+    """What keeps a disk from taking a file at ``path``, of which an error tells, and what to do
+    about it."""
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "files may not be so large here. Raise that limit (ulimit -f), or name another place"
     folder = next(each for each in path.absolute().parents if each.is_dir())
     if not os.access(folder, os.W_OK):
         return f"{folder} is read-only here. Make it writable"

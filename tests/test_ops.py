@@ -225,6 +225,31 @@ def test_what_is_no_tensor_is_named():
         ops.splade_head(array, weight, attention_mask=torch.ones(N, S))
     with pytest.raises(ValueError, match="queries is a list: make a tensor"):
         ops.maxsim([[1.0]], torch.zeros(N, S, E))
+    hidden, bounds = torch.zeros(N, D), torch.arange(N + 1)
+    padded, packed = torch.zeros(N, S, E), torch.zeros(N, E)
+    for name, kind, call in (
+        ("weight", "NoneType", lambda: ops.splade_head(hidden, None, None, bounds)),
+        ("bias", "float", lambda: ops.splade_head(hidden, weight, 0.0, bounds)),
+        ("cu_seqlens", "list", lambda: ops.splade_head_topk(hidden, weight, None, [0, N], k=1)),
+        ("documents", "list", lambda: ops.maxsim(padded, padded.tolist())),
+        ("documents", "NoneType", lambda: ops.maxsim(padded, documents=None)),
+        ("document_mask", "list", lambda: ops.maxsim(padded, padded, document_mask=[[1]])),
+        ("query_cu_seqlens", "list", lambda: ops.maxsim_varlen(packed, packed, [0, N], bounds)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} is a {kind}: make a tensor"):
+            call()
+
+
+def test_true_is_no_number():
+    hidden, weight, bounds = torch.zeros(N, D), torch.zeros(V, D), torch.arange(N + 1)
+    packed = torch.zeros(N, E)
+    for call in (
+        lambda: ops.splade_head_topk(hidden, weight, None, bounds, k=True),
+        lambda: ops.splade_head(hidden, weight, None, bounds, token_topk=True),
+        lambda: ops.maxsim_topk(packed, packed, bounds, bounds, True),
+    ):
+        with pytest.raises(ValueError, match="must be a whole number"):
+            call()
 
 
 def test_a_mask_that_is_added_to_scores_is_refused():

@@ -34,11 +34,15 @@ def stop(place: str, fault: Exception | str) -> None:
 def read_judgments(
     file: DataFile, reject: Callable[[str, Exception], None] = stop
 ) -> Iterator[Judgment]:
-    """The lines of a qrels file; ``reject`` is given the place of each that is malformed, and what
-    is wrong with it."""
+    """The lines of a qrels file, with a second column as TREC has it, or all without; ``reject`` is
+    given the place of each that is malformed, and what is wrong with it."""
+    columns = 0
     for number, line in read_lines(file):
         try:
             fields = decode_text(line).split("\t" if b"\t" in line else None)
+            columns = columns or len(fields)
+            if len(fields) != columns and columns in (3, 4):
+                raise RecordError(f"the lines before have {columns} columns, and this has {fields}")
             if len(fields) == 4:
                 del fields[1]
             if len(fields) != 3:

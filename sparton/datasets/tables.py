@@ -220,7 +220,12 @@ def _named(
         fields = fields_of(raw)
         if len(fields) != len(names):
             unit = "tab-separated fields" if isinstance(raw, bytes) else "fields"
-            raise RecordError(f"{len(names)} {unit} expected, not {len(fields)}: {list(names)}")
+            most = "; a text of TSV has no tab, as one of CSV, JSON or Parquet may" * (
+                isinstance(raw, bytes) and len(fields) > len(names)
+            )
+            raise RecordError(
+                f"{len(names)} {unit} expected, not {len(fields)}: {list(names)}{most}"
+            )
         return {
             part: None if may_lack and not field else field
             for part, field, may_lack in zip(parts, fields, optional)

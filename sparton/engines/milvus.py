@@ -15,6 +15,10 @@ from typing import Any, ClassVar
 from sparton.engines.engine import Answer, Client, Document, Engine, Request
 from sparton.types import Kind
 
+# Of pkg/util/merr/errors.go, those of a service that may succeed later: not ready, unavailable, too
+# many requests, rate limit, too few resources.
+_BUSY = (1, 2, 4, 8, 12)
+
 
 class Milvus(Engine):
     """See :class:`~sparton.engines.engine.Engine`; the key is a token, or ``USER:PASSWORD``."""
@@ -71,6 +75,8 @@ class Milvus(Engine):
         return Request("POST", "/v2/vectordb/entities/upsert", self.body(lines))
 
     def busy(self, ids: Sequence[str], answer: Answer) -> list[int]:
+        if answer.content.get("code") in _BUSY:
+            return [*range(len(ids))]
         self._check(answer)
         return []
 

@@ -23,6 +23,9 @@ _ATTEMPTS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _TIMEOUT = 120.0  # seconds
 
+_UNKNOWN_USER = (401, 403)
+_AGAIN = "the same command sends all documents again, in the place of those that are there"
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -76,7 +79,9 @@ class HttpClient:
                     timeout=_TIMEOUT,
                     allow_redirects=False,  # another host would get what authenticates
                 )
-            except (requests.ConnectionError, requests.Timeout) as error:
+            except (
+                requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError
+            ) as error:  # fmt: skip
                 why = type(error).__name__
                 if self._answered:
                     continue
@@ -89,12 +94,10 @@ class HttpClient:
                 return Answer(response.status_code, _content(response))
             why = f"{response.status_code} {response.reason}: {response.text[:500]}".strip()
             if response.status_code not in BUSY:
-                raise ValueError(
-                    f"{self._engine.name} at {self._url} refused ({why}){self._hint()}"
-                )
+                hint = self._hint() if response.status_code in _UNKNOWN_USER else ""
+                raise ValueError(f"{self._engine.name} at {self._url} refused ({why}){hint}")
         raise ConnectionError(
-            f"{self._engine.name} at {self._url} did not answer {_ATTEMPTS} times ({why}): the "
-            "same command sends all documents again, in the place of those that are there"
+            f"{self._engine.name} at {self._url} did not answer {_ATTEMPTS} times ({why}): {_AGAIN}"
         )
 
     def _session(self) -> requests.Session:
@@ -153,14 +156,17 @@ def _put(client: HttpClient, engine: Engine, batch: Batch) -> int:
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_pause(attempt))
-        answer = client.call(engine.request(left.ids, left.lines))
-        again = engine.busy(left.ids, answer)
+        try:
+            answer = client.call(engine.request(left.ids, left.lines))
+            again = engine.busy(left.ids, answer)
+        except ValueError as error:
+            own = f"{left.ids[0]!r}" + (f" to {left.ids[-1]!r}" if left.ids[1:] else "")
+            raise ValueError(f"{error}; this was about {own}, and {_AGAIN}") from error
         if not again:
             return len(batch.ids)
         left = Batch([left.ids[row] for row in again], [left.lines[row] for row in again])
     raise ConnectionError(
-        f"{engine.name} was too busy {_ATTEMPTS} times for the document {left.ids[0]!r}: the same "
-        "command sends all documents again, in the place of those that are there"
+        f"{engine.name} was too busy {_ATTEMPTS} times for the document {left.ids[0]!r}: {_AGAIN}"
     )
 
 

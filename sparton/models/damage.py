@@ -85,3 +85,16 @@ def check_weights(folder: Path) -> None:
                 f"{path} is damaged ({error}; {path.stat().st_size} bytes): "
                 "copy or download it again"
             ) from error
+
+
+def fault_of(folder: Path) -> str | None:
+    """Whether the folder of a model is gone, or a file of weights in it damaged, in words; None for
+    neither."""
+    if not folder.exists():
+        return "is gone"
+    try:
+        for each in {file.parent for file in folder.rglob("*.safetensors")}:
+            check_weights(each)
+    except ValueError:
+        return "is damaged"
+    return None

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from sparton.models.damage import fault_of
 from sparton.training.averaging import AveragedWeights
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.finite import FiniteWatch
@@ -209,17 +210,18 @@ class Trainer(Generic[OwnStep]):
         return record | self.meter.read()
 
     def _replace_missing_model(self) -> None:
-        """The model at a checkpoint takes the place of the best one, where that was deleted."""
+        """The model at a checkpoint takes the place of the best one, where that was deleted or is
+        damaged."""
         model, best = self.folder / "model", self.best
-        missing = self.world.is_main and not model.exists()
-        if not self.world.largest(int(missing)):
+        fault = fault_of(model) if self.world.is_main else None
+        if not self.world.largest(int(fault is not None)):
             return
         self.best = float("-inf")
         self._evaluate()
         log.warning(
-            "%s is gone, and was the best model with %s=%.4f: that of the checkpoint after step %d "
+            "%s %s, and was the best model with %s=%.4f: that of the checkpoint after step %d "
             "takes its place with %.4f",
-            *(model, SELECT_BY, best, self.start_step, self.best),
+            *(model, fault or "is gone", SELECT_BY, best, self.start_step, self.best),
         )
 
     def _evaluate(self) -> Record:

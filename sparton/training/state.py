@@ -57,8 +57,8 @@ def unwritten_told(path: Path) -> Iterator[None]:
         first = error.__cause__ or error.__context__ or error
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
-            f"the checkpoint {path} could not be written; {room(path)} and run the same command "
-            f"again: it goes on {going_on}. ({first})"
+            f"the checkpoint {path} could not be written; {room(path, first)} and run the same "
+            f"command again: it goes on {going_on}. ({first})"
         ) from error
 
 
@@ -173,9 +173,17 @@ def refuse_other_run(
 def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[str]:
     """What differs between the settings of a run that was stopped and those it would go on with,
     as ``name=fresh (was stored)``, in the order of the names."""
+    # Of a group that was empty, or is now, the settings tell all there is.
+    sides = ((stored, fresh), (fresh, stored))
+    emptied = {
+        name
+        for one, other in sides
+        for name, value in one.items()
+        if value == "{}" and any(each.startswith(f"{name}.") for each in other)
+    }
     return [
         f"{name}={fresh.get(name, 'absent')} (was {stored.get(name, 'absent')})"
-        for name in sorted({*stored, *fresh})
+        for name in sorted({*stored, *fresh} - emptied)
         if stored.get(name) != fresh.get(name)
     ]
 

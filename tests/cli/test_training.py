@@ -79,6 +79,8 @@ def test_other_settings_of_a_folder_are_refused_before_data_is_read(tmp_path):
     (run / "checkpoints/step-00000004.pt").touch()
     told = refusal(*asked, "batch=32")
     assert "holds the checkpoints of a run with other settings or data: batch=32 (was 64)" in told
+    told = refusal(*asked, "batch=64", "averaging=ema")
+    assert "averaging.decay=0.999 (was absent). Give" in told and "averaging=" not in told
     assert missing in refusal(*asked, "batch=64", "log_every=3")
     (run / "manifest.json").write_text("{")
     assert missing in refusal(*asked, "batch=32")

@@ -110,6 +110,17 @@ def test_trec_files_whose_columns_are_renamed(write_lines: Write) -> None:
         (["d1\tone", "d1\ttwo"], ["q1 0 d1 1"], r"documents\.tsv, line 2: the id 'd1' occurs a s"),
         (["d1\tone"], ["q1 0 d9 1"], r"qrels\.txt, line 1: document 'd9' is judged but not among"),
         (["d1\tone"], ["q1 0 d1"], r"qrels\.txt, line 1: the grade 'd1' is not an integer"),
+        (
+            ["d1\tone"],
+            ["q1 0 d1 1", "q1 d1 1"],
+            r"qrels\.txt, line 2: the lines before have 4 columns, and this has \['q1', 'd1'",
+        ),
+        (["d1\tone"], ["q1 d1 1", "q1 0 d1 1"], r"qrels\.txt, line 2: the lines before have 3 col"),
+        (
+            ["id\ttext", "d1\tone\ttwo"],
+            ["q1 0 d1 1"],
+            r"line 2: 2 tab-separated fields expected, not 3: .* a text of TSV has no tab",
+        ),
     ],
 )
 def test_faults_of_trec_files_have_a_line(

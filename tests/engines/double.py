@@ -21,7 +21,8 @@ class Double:
         documents: by id.
         requests: method and path.
         headers: of the last request.
-        failures: statuses of the next requests with documents; 0 closes the connection.
+        failures: statuses of the next requests with documents; 0 closes the connection, and 1 in
+            the middle of the answer.
         busy: ids that are refused so many times, each with status 429, where others are taken.
         refused: an id that is never taken.
     """
@@ -51,7 +52,11 @@ class Double:
                     self.documents[point["payload"]["id"]] = point
                 return 200, {"result": {"status": "completed"}}
             if path.endswith("/entities/upsert"):
-                for row in json.loads(body)["data"]:
+                rows = json.loads(body)["data"]
+                if waits := [row["id"] for row in rows if self.busy.get(row["id"])]:
+                    self.busy[waits[0]] -= 1
+                    return 200, {"code": 8, "message": "rate limit exceeded"}
+                for row in rows:
                     if row["id"] == self.refused:
                         return 200, {"code": 1100, "message": "invalid row"}
                     self.documents[row["id"]] = row
@@ -111,6 +116,10 @@ def double() -> Iterator[Double]:
             if status == 0:
                 self.close_connection = True
                 self.connection.close()
+                return
+            if status == 1:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{")
+                self.close_connection = True
                 return
             said = json.dumps(content).encode()
             self.send_response(status)

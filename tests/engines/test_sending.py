@@ -26,8 +26,9 @@ def test_all_documents_arrive_whatever_fails(name, texts):
     with double() as there:
         engine = engine_of(name, texts)
         there.index = {"a": "schema"} if name == "vespa" else None
-        there.failures = [503, 0, 429, 502]
-        there.busy = {IDS[0]: 2, IDS[2]: 1} if "search" in name else {}
+        there.failures = [503, 0, 429, 1, 502]
+        tells = "search" in name or name == "milvus"  # of documents, not of requests
+        there.busy = {IDS[0]: 2, IDS[2]: 1} if tells else {}
         assert send(engine, texts, there.url, progress=False) == (3, 1)
         assert there.documents.keys() == set(IDS[:3])
         assert not there.failures and not any(there.busy.values())
@@ -68,8 +69,14 @@ def test_what_is_never_taken_ends_it(name, reason, texts):
     with double() as there:
         there.index = {"a": "schema"} if name == "vespa" else None
         there.refused = IDS[1]
-        with pytest.raises(ValueError, match=reason):
+        with pytest.raises(ValueError, match=reason) as refused:
             send(engine_of(name, texts), texts, there.url, progress=False)
+    told = str(refused.value)
+    assert told.endswith(
+        "about 'zwei', and the same command sends all documents again, in the place "
+        "of those that are there"
+    )
+    assert "authenticates" not in told
 
 
 def test_attempts_have_a_bound(texts):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.losses.objective import Objective
@@ -242,8 +243,15 @@ def test_a_model_that_was_deleted_is_there_again_after_the_same_command(tmp_path
     run(again)
     assert saved == [tmp_path / "model"]
     assert "step 12 takes its place with 0.2500" in caplog.text and "=0.5000" in caplog.text
-    (tmp_path / "model").mkdir()
+    weights = tmp_path / "model" / "half" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    save_file({"weight": torch.ones(3)}, weights)
     run(make_trainer(tmp_path, evaluate=lambda encoder: pytest.fail("it is there")))
+    weights.write_bytes(weights.read_bytes()[:20])
+    damaged = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": 0.25})
+    damaged.save_model = lambda encoder, folder: saved.append(folder)
+    run(damaged)
+    assert len(saved) == 2 and "model is damaged, and was the best model" in caplog.text
 
 
 def test_of_equally_good_models_the_first_is_kept(tmp_path):
@@ -394,6 +402,15 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     message = r"could not be written.*Make room.*from step-00000002\.pt.*No space left"
     with pytest.raises(CheckpointError, match=message):
+        save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
+
+    def limited(*arguments):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(torch, "save", limited)
+    with pytest.raises(
+        CheckpointError, match=r"may not be so large here. Raise that limit .*ulimit"
+    ):
         save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
     assert load_checkpoint(tmp_path)["step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]

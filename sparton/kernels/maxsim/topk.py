@@ -93,7 +93,7 @@ def maxsim_topk(
             :func:`~sparton.kernels.maxsim.maxsim_varlen` refuses.
     """
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
-    if not hasattr(k, "__index__") or not 1 <= k <= N:
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= k <= N:
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
     query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
     check_boundaries("document_cu_seqlens", document_cu_seqlens)

@@ -59,7 +59,7 @@ def splade_head_topk(
         ValueError: k is no whole number in its range, or what :func:`splade_head` refuses.
     """
     V, N = weight.shape[0], cu_seqlens.numel() - 1
-    if not hasattr(k, "__index__") or not 1 <= k <= V:
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= k <= V:
         raise ValueError(
             f"k must be a whole number from 1 to the V = {V} vocabulary entries, got {k}"
         )

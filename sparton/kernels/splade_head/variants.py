@@ -32,7 +32,8 @@ def check_variant(
 
 def check_token_topk(token_topk: int | None) -> None:
     """Raise ValueError unless it is None or a whole number from 1 on."""
-    if token_topk is not None and (not hasattr(token_topk, "__index__") or token_topk < 1):
+    whole = hasattr(token_topk, "__index__") and not isinstance(token_topk, bool)
+    if token_topk is not None and not (whole and token_topk >= 1):
         raise ValueError(
             f"token_topk must be a whole number of terms from 1 on, or None for all, got "
             f"{token_topk!r}"
