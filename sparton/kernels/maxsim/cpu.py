@@ -25,6 +25,9 @@ OF_A_CORE = 2**17  # similarities of one document at once, which are in its cach
 # them, are in a core's cache.
 FEW_TOKENS, OF_FEW_TOKENS, COMPONENTS_OF_FEW = 64, 2**18, 2**20
 MANY_OF_EACH = 2**11  # similarities of a document, from which on it is worth a call of its own
+# A product computes its last rows in another way if they are fewer than so many: their last bits
+# would depend on their place, and equal documents would not be equally good.
+ROWS_ALIKE = 192
 ENTRIES_AT_ONCE = 2**20
 
 
@@ -176,7 +179,11 @@ def _largest(
     documents = operands.documents[tokens]
     if operands.document_mask is not None:
         documents = documents[operands.document_mask[tokens]]
-    similarities = _rows(documents, normalize) @ queries.T
+    T, E = documents.shape
+    rows = queries.new_empty(-(-T // ROWS_ALIKE) * ROWS_ALIKE, E)
+    rows[:T] = normalize_tokens_cpu(documents) if normalize else documents
+    rows[T:] = 0
+    similarities = (rows @ queries.T)[:T]
     if similarities.numel() >= MANY_OF_EACH * len(counts) and bool(counts.all()):
         return torch.stack([each.amax(dim=0) for each in similarities.split(counts.tolist())])
     best = torch.segment_reduce(similarities, "max", lengths=counts, axis=0)

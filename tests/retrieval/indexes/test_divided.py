@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from sparton.arguments import ArgumentError
 from sparton.kernels.sparse_vectors import SparseVectors
@@ -81,6 +82,29 @@ def test_scores_are_the_same_on_a_gpu_to_the_bit(device, shares):
             assert_same(found, wanted)
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
     assert several.nbytes >= documents.values.nbytes
+
+
+@pytest.mark.parametrize("kind", ["dense", "tokens"])
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_equal_documents_are_equally_good_wherever_they_are(num_queries, kind):
+    """And so are in their order, of one index and of several."""
+    vectors = normalize(torch.randn(1001, 384, generator=torch.Generator().manual_seed(0))).half()
+    vectors[::97] = vectors[-3:] = vectors[0]
+    same = [*range(0, 1001, 97), 998, 999, 1000]
+    asked = normalize(torch.randn(num_queries, 384, generator=torch.Generator().manual_seed(1)))
+    asked[0] = vectors[0]  # so that these are the best
+    documents, queries = (
+        TokenVectors(each.half(), torch.arange(len(each) + 1, dtype=torch.int32))
+        for each in (vectors, asked)
+    )
+    index = MultiVectorIndex(documents, kind=kind)
+    several = DividedIndex(TokenParts.of(documents), [torch.device("cpu")] * 3, kind)
+    for each in (index, several):
+        found = each.search(Representations(**{kind: queries}), len(same))
+        assert found.rows[0].tolist() == same and len({*found.scores[0].tolist()}) == 1
+        candidates = np.tile(np.array(same)[::-1], (num_queries, 1))
+        found = each.rerank(Representations(**{kind: queries}), candidates)
+        assert (found.rows == same).all() and all(len({*row}) == 1 for row in found.scores.tolist())
 
 
 def test_each_device_has_about_as_many_tokens():
