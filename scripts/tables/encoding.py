@@ -40,7 +40,7 @@ def collections(records: list[Record]) -> str:
                 *(f"{record[key]:.1f}" if key in record else "" for key in ("seconds", "start_s")),
             ]
         )
-    header = ["", "GPUs", "texts/s", "times one GPU", "s", "s before the first text"]
+    header = ["", "GPUs", "texts/s", "times one GPU", "s", "s of all else"]
     return markdown(header, rows)
 
 
