@@ -24,7 +24,7 @@ from sparton.types import DocumentCounts, Example, TextForm, Tokenizer, TrainBat
 SUBSTITUTION_ATTEMPTS = 100
 # Of a source, to count what it has different; one with more batches is taken to have enough.
 _BATCHES_READ, _DRAWS_READ = 4, 4
-_POSITIONS_AT_ONCE = 2**18
+_POSITIONS_AT_ONCE, _POSITIONS_CHECKED = 2**18, 2**21  # all of them in half a second
 _LONGEST_SHOWN = 80  # characters of a query
 
 
@@ -172,8 +172,8 @@ class BatchStream(Dataset[TrainBatch]):
         return name, len(self.data.sources[name])
 
     def check_sources(self, start: int, stop: int) -> None:
-        """Refuse sources of which a batch of these steps takes more examples than they have
-        different queries or positives.
+        """Refuse sources of which a batch of these steps, or of the first ones of very many, takes
+        more examples than they have different queries or positives.
 
         Raises:
             ValueError: names the source and the step.
@@ -186,8 +186,9 @@ class BatchStream(Dataset[TrainBatch]):
             if len(source) < _BATCHES_READ * self.batch
         }
         few = {number: different for number, different in found.items() if different < self.batch}
+        number_of_steps = min(stop - start, _POSITIONS_CHECKED // self.batch)
         steps_at_once = max(_POSITIONS_AT_ONCE // self.batch, 1)
-        for steps in ranges_of(stop - start, steps_at_once) if few else ():
+        for steps in ranges_of(number_of_steps, steps_at_once) if few else ():
             first = start + steps.start
             positions = range(first * self.batch, (start + steps.stop) * self.batch)
             numbers = self.data.numbers(positions, self.seed, self.batch).reshape(-1, self.batch)

@@ -197,6 +197,21 @@ def test_a_source_that_cannot_fill_a_batch_is_refused_before_the_first_step(
     assert all(stream[number] for number in range(step - 1))
 
 
+def test_of_very_many_steps_the_first_are_checked(tokenizer: PackedTokenizer, monkeypatch) -> None:
+    seen = []
+    numbers = Mixture.numbers
+
+    def counted(data: Mixture, positions: range, *rest: int):
+        seen.append(len(positions))
+        return numbers(data, positions, *rest)
+
+    monkeypatch.setattr(Mixture, "numbers", counted)
+    data = Mixture({"few": Numbers("few", 5), "many": Numbers("many", 10**6)})
+    stream = BatchStream(data, tokenizer, 8, unique_positives=True)
+    assert len(train_loader(stream, 3, 10**9)) == 10**9 - 3
+    assert 2**20 < sum(seen) < 2**22
+
+
 def test_what_a_worker_refuses_is_told_without_its_traceback(
     sources: dict, tokenizer: PackedTokenizer, monkeypatch
 ) -> None:
