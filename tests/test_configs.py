@@ -83,9 +83,16 @@ def test_every_group_has_options():
             assert list((CONFIGS / group).glob("*.yaml")), group
 
 
+LEFT_TO_THE_USER = {
+    "experiment=colbert_zero_distillation": "init_from=runs/x/model",
+    "experiment=opensearch_doc_v3": "query_encoder.weights=idf.json",
+}
+
+
 @pytest.mark.parametrize("choices", CHOICES, ids=" ".join)
 def test_every_option_composes_and_names_what_exists(choices):
-    cfg = composed(*choices, "num_negatives=1")
+    given = [LEFT_TO_THE_USER[each] for each in choices if each in LEFT_TO_THE_USER]
+    cfg = composed(*choices, "num_negatives=1", *given)
     check(cfg, world_size=1)
     refuse_wrong_settings(cfg, [name for name in cfg if OmegaConf.is_dict(cfg[name])])
     found = list(nodes(cfg))

@@ -453,8 +453,8 @@ def test_script_on_a_full_disk_leaves_no_results_of_rankings_that_are_not_there(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     failed = "out/runs/quickstart.trec"
-    assert re.match(rf"evaluate.py: {failed} could not be written; [\d,.]+ MiB are free in ", said)
-    assert "Make room and run the same command again" in said
+    assert said.startswith(f"evaluate.py: {failed} could not be written; files may not be so large")
+    assert "or name another place and run the same command again" in said
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

@@ -40,15 +40,16 @@ def read_judgments(
     for number, line in read_lines(file):
         try:
             fields = decode_text(line).split("\t" if b"\t" in line else None)
-            columns = columns or len(fields)
-            if len(fields) != columns and columns in (3, 4):
-                raise RecordError(f"the lines before have {columns} columns, and this has {fields}")
-            if len(fields) == 4:
-                del fields[1]
-            if len(fields) != 3:
+            given = len(fields)
+            if given not in (3, 4):
                 raise RecordError(f"query id, document id and grade are expected, not {fields}")
+            if columns not in (0, given):
+                raise RecordError(f"the lines before have {columns} columns, and this has {fields}")
+            if given == 4:
+                del fields[1]
             if number == 1 and _is_header(fields):
                 continue
+            columns = given
             yield Judgment(fields[0], fields[1], parse_grade(fields[2]), number)
         except RecordError as error:
             reject(file.place(number), error)

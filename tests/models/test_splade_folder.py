@@ -295,7 +295,10 @@ def test_a_failing_write_is_one_clear_error_and_touches_nothing(saved, size, cau
     path, expected = saved
     backbone = tiny([*TEXTS, "long" * 100_000], hidden_size=32, layers=1)
     encoder = SpladeEncoder(backbone, EagerHead())
-    message = rf"folder {path} could not be written; [\d,.]+ MiB are free in {path.parent}\. Make"
+    why = rf"[\d,.]+ MiB are free in {path.parent}\. Make"
+    if cause == "OSError":  # which alone says that it is a limit
+        why = r"files may not be so large here\. Raise that limit \(ulimit -f\)"
+    message = f"folder {path} could not be written; {why}"
     with largest_file(size), pytest.raises(OSError, match=message) as caught:
         save_encoder(encoder, path, query_length=4, document_length=6)
     assert type(caught.value.__cause__).__name__ == cause
