@@ -123,7 +123,8 @@ def splade_head(
         ValueError: neither or both of cu_seqlens and attention_mask, operands that do not fit
             together, an unknown name, or what FP8 or ``token_topk`` does not serve.
     """
-    _tensor(weight, "weight"), _tensor_or_none(bias, "bias")
+    _tensor(weight, "weight")
+    _tensor_or_none(bias, "bias")
     tokens, bounds = _packed_hidden(hidden, cu_seqlens, attention_mask)
     return _head.splade_head(
         tokens, weight, bias, bounds, pooling=pooling, activation=activation, fp8=fp8,
@@ -158,7 +159,8 @@ def splade_head_topk(
     Raises:
         ValueError: k is no whole number in its range, or what :func:`splade_head` refuses.
     """
-    _tensor(weight, "weight"), _tensor_or_none(bias, "bias")
+    _tensor(weight, "weight")
+    _tensor_or_none(bias, "bias")
     tokens, bounds = _packed_hidden(hidden, cu_seqlens, attention_mask)
     return _head.splade_head_topk(
         tokens, weight, bias, bounds, k, pooling=pooling, activation=activation, fp8=fp8

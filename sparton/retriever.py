@@ -24,7 +24,7 @@ from sparton.representations import KINDS, Representations
 from sparton.retrieval.encoding import check_precision, encode_texts
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
-from sparton.retrieval.indexes.protocols import Index
+from sparton.retrieval.indexes.protocols import Index, check_request
 from sparton.retrieval.storing import VectorDtype, as_stored, query_dtype
 from sparton.types import PLURAL, Kind, Side
 
@@ -350,8 +350,7 @@ class TextIndex:
             ValueError: a single text in the place of a list, a query without text, or ``k`` below
                 1.
         """
-        if isinstance(k, bool) or not hasattr(k, "__index__"):
-            raise ValueError(f"k={k!r} must be a whole number")
+        check_request(k, None, 0)  # before texts are encoded
         if isinstance(queries, Representations):
             queries = as_stored(queries, self._vector_dtype)
         else:
