@@ -7,6 +7,7 @@ from benchmarks.head.suites import (
     GEMM,
     GEMM_AS_IS,
     PASSES,
+    PORTABLE,
     RIVALS,
     TABLE1,
     VOCABULARIES,
@@ -99,3 +100,19 @@ def wide_fp8(records: list[Record]) -> str:
             rows.append([shape, *map(milliseconds, found), ratio])
     header = ["N x S x V x D", GEMMS[GEMM], "sparton ms", "sparton_fp8 ms", "ratio"]
     return markdown(header, rows)
+
+
+@table("portable", "head_portable", command="head --suite portable", together="shape")
+def portable(records: list[Record]) -> str:
+    """The forward of the kernel that other GPUs have beside that of Hopper's own."""
+    rows = []
+    for shape in (TABLE1, *PORTABLE):
+        bare, own, forced = (
+            find(records, Cell(shape, head)) for head in (GEMM, "sparton", "sparton_portable")
+        )
+        if all("p50_ms" in record for record in (bare, own, forced)):
+            ratios = [forced["p50_ms"] / record["p50_ms"] for record in (bare, own)]
+            times = map(milliseconds, (bare, own, forced))
+            rows.append([shape, *times, *(f"{ratio:.2f}" for ratio in ratios)])
+    header = ["N x S x V x D", GEMMS[GEMM], "sparton ms", "portable ms"]
+    return markdown([*header, "of the bare GEMM", "of sparton"], rows)

@@ -11,6 +11,9 @@ from benchmarks.head.heads import HEADS
 from benchmarks.head.study import STUDY
 from benchmarks.head.suites import SUITES, Cell, Shape
 from benchmarks.study import Settings
+from sparton.kernels.segment_max import forward
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.models.heads import EagerHead, SpartonHead, TiledHead
 
 SETTINGS = Settings("cpu", 0.01, "", True, {})
@@ -188,7 +191,22 @@ def test_figure_2_has_seven_points_an_axis_and_all_heads_at_each():
         assert varying == [7 if name == axis else 1 for name in "BSV"]
     cells = {(cell.shape, cell.head) for cell in SUITES["figure2"]}
     shapes = {shape for sweep in suites.SWEEPS.values() for shape in sweep}
-    assert cells == set(product(shapes, HEADS)) and len(shapes) == 19
+    assert cells == set(product(shapes, suites.ALL_HEADS)) and len(shapes) == 19
+
+
+def test_the_portable_kernel_is_forced_where_hoppers_own_would_serve(monkeypatch):
+    chosen = []
+
+    def choose(*operands):
+        variant = (torch.bfloat16, torch.device("cpu"), True, "max", "relu", False)
+        chosen.append(forward.default_config(*variant))
+        return torch.zeros(())
+
+    monkeypatch.setattr(forward, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(SpartonHead, "forward", lambda self, *operands: choose())
+    for name in ("sparton", "sparton_portable"):
+        HEADS[name].build()(None, None, None, None)
+    assert list(map(type, chosen)) == [HopperConfig, PortableConfig]
 
 
 def test_truth_does_not_depend_on_the_chunks(judged, monkeypatch):

@@ -1,10 +1,29 @@
 """The heads that are measured. Another one is another line."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
 
 from benchmarks.head.judge import SLACK
 from sparton.models import heads
+
+
+class PortableHead(heads.SpartonHead):
+    """The portable kernel, which other GPUs have, where Hopper's own would serve."""
+
+    def forward(self, *operands: Any, **options: Any) -> Tensor:
+        with patch("sparton.kernels.segment_max.forward.default_config", _portable):
+            return super().forward(*operands, **options)
+
+
+def _portable(dtype: torch.dtype, device: torch.device, fits: bool, *variant: Any) -> Any:
+    # Kernels need Triton, which this module does without.
+    from sparton.kernels.segment_max.forward import default_portable
+
+    return default_portable(dtype, device, fits)
 
 
 class Head(NamedTuple):
@@ -32,6 +51,7 @@ HEADS = {
     # is left has fewer digits.
     "sparton_hybrid": Head(heads.HybridHead, slack=2, rounding=2),
     "sparton": Head(heads.SpartonHead),
+    "sparton_portable": Head(PortableHead),
     # Between tokens whose logits nearly tie, FP8 takes the lesser one more often than bfloat16.
     "sparton_fp8": Head(lambda: heads.SpartonHead(fp8=True), slack=5, worst_slack=25),
 }

@@ -127,6 +127,7 @@ WIDE = tuple(
     for D, V, N in product(WIDTHS, VOCABULARIES, (16, 64, 320))
     if N < 320 or V == 30522 or V * D <= 250002 * 1024
 )
+PORTABLE = tuple(f"64x512x30522x{D}" for D in WIDTHS)
 WIDE_FP8 = ("320x512x30522x768", "64x512x30522x4096", "64x512x151936x4096")
 
 # These share cells and hence a file, in which each cell is measured once.
@@ -161,6 +162,11 @@ SUITES: dict[str, list[Cell]] = {
             ("sparton", FORWARD_BACKWARD),
             *([("sparton_fp8", FORWARD)] if shape in WIDE_FP8 else []),
         )
+    ],
+    # The kernel of all other GPUs in the place of Hopper's.
+    "portable": [
+        Cell(shape, head)
+        for shape, head in product((TABLE1, *PORTABLE), (GEMM, "sparton", "sparton_portable"))
     ],
     # What the kernels wait for.
     "profile": [Cell(TABLE1, "sparton", COUNTERS, p) for p in ("random", "random_1pct")],

@@ -27,7 +27,7 @@ CONFIG_KINDS = (PortableConfig, HopperConfig)
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
     HopperConfig(128, 128, group_tokens=8192),
-    PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
+    PortableConfig(True, 128, 256, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
