@@ -430,6 +430,11 @@ def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
         variant = {"activation": "none", "argmax": False}
         yield f"maxsim {D} fp8", partial(head, FP8, D, maxsim_fp8, **variant)
         yield f"head {D} fp8", partial(head, FP8, D, head_fp8)
+    variants = ("max", "relu"), ("max", "none"), ("sum", "log1p_relu")
+    for config, (pooling, activation) in zip(forward.HOPPER[2:], variants, strict=True):
+        variant = {"pooling": pooling, "activation": activation}
+        yield f"portable {pooling} {activation}", partial(head, BF16, 768, config, **variant)
+    yield "portable fp8", partial(head, FP8, 768, forward.HOPPER_FP8[2])
     for dtype, config, argmax in (
         (BF16, maxsim, True),
         (BF16, maxsim, False),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparton.kernels.segment_max import backward as backward_module
-from sparton.kernels.segment_max import row_sums
+from sparton.kernels.segment_max import forward, row_sums
 from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import segment_max_forward
@@ -294,3 +294,33 @@ def test_what_the_core_refuses(device):
         backward(reps[1:], columns=columns)
     with pytest.raises(ValueError, match="activation='relu' needs reps"):
         backward(reps=None)
+
+
+HEAD, MAXSIM, LOGARITHMS = ("max", "relu"), ("max", "none"), ("sum", "log1p_relu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "fits", "variant", "scaled", "portable", "expected"),
+    [
+        ((9, 0), torch.bfloat16, True, HEAD, False, False, forward.HOPPER[0]),
+        ((9, 0), torch.bfloat16, True, ("sum", "relu"), False, False, forward.HOPPER[0]),
+        ((9, 0), torch.bfloat16, True, MAXSIM, False, False, forward.HOPPER[1]),
+        ((9, 0), torch.bfloat16, True, HEAD, False, True, forward.HOPPER[2]),
+        ((9, 0), torch.bfloat16, True, MAXSIM, True, False, forward.HOPPER[3]),
+        ((9, 0), torch.bfloat16, True, LOGARITHMS, False, False, forward.HOPPER[4]),
+        ((9, 0), torch.bfloat16, False, LOGARITHMS, False, False, forward.PORTABLE[0]),
+        ((9, 0), torch.bfloat16, False, MAXSIM, False, False, forward.PORTABLE[0]),
+        ((9, 0), torch.float8_e4m3fn, True, MAXSIM, False, False, forward.HOPPER_FP8[1]),
+        ((9, 0), torch.float8_e4m3fn, True, MAXSIM, True, False, forward.HOPPER_FP8[2]),
+        ((9, 0), torch.float8_e4m3fn, False, HEAD, True, False, forward.PORTABLE_FP8[0]),
+        ((9, 0), torch.float32, True, MAXSIM, False, False, forward.FULL_PRECISION[0]),
+        ((8, 0), torch.bfloat16, True, HEAD, False, False, forward.PORTABLE[0]),
+        ((10, 0), torch.float16, True, MAXSIM, False, True, forward.PORTABLE[0]),
+    ],
+)
+def test_the_default_configuration(
+    monkeypatch, capability, dtype, fits, variant, scaled, portable, expected
+):
+    monkeypatch.setattr(forward, "_capability", lambda device: capability)
+    given = (dtype, torch.device("cuda"), fits, *variant, scaled)
+    assert forward.default_config(*given, portable=portable) == expected

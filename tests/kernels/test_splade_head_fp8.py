@@ -132,7 +132,7 @@ def test_every_configuration(config, device):
     assert error(reps.cpu()[same], expected[same].double()) < 1e-6
 
 
-def test_the_default_configuration():
+def test_the_configurations():
     assert forward_configs(torch.float8_e4m3fn, (9, 0)) == HOPPER_FP8 + PORTABLE_FP8
     assert forward_configs(torch.float8_e4m3fn, (8, 9)) == PORTABLE_FP8
 

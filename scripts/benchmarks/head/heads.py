@@ -1,10 +1,10 @@
 """The heads that are measured. Another one is another line."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 
 from benchmarks.head.judge import SLACK
@@ -15,15 +15,12 @@ class PortableHead(heads.SpartonHead):
     """The portable kernel, which other GPUs have, where Hopper's own would serve."""
 
     def forward(self, *operands: Any, **options: Any) -> Tensor:
-        with patch("sparton.kernels.segment_max.forward.default_config", _portable):
+        # Kernels need Triton, which this module does without.
+        from sparton.kernels.segment_max import forward
+
+        portable = partial(forward.default_config, portable=True)
+        with patch.object(forward, "default_config", portable):
             return super().forward(*operands, **options)
-
-
-def _portable(dtype: torch.dtype, device: torch.device, fits: bool, *variant: Any) -> Any:
-    # Kernels need Triton, which this module does without.
-    from sparton.kernels.segment_max.forward import default_portable
-
-    return default_portable(dtype, device, fits)
 
 
 class Head(NamedTuple):

@@ -23,12 +23,14 @@ from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
-# For each dtype Hopper's tile of the SPLADE head, then that of MaxSim, which sums whole queries.
+# Of each kind first the SPLADE head's, then MaxSim's, which sums whole queries, and that of sums of
+# logarithms. Where there are fewer, the last one serves.
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
     HopperConfig(128, 128, group_tokens=8192),
     PortableConfig(True, 128, 256, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
+    PortableConfig(True, 64, 128, 64, num_warps=4, num_stages=4),
 )
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
@@ -63,23 +65,21 @@ def fit_descriptors(hidden: Tensor, weight: Tensor) -> bool:
     return fits_descriptor(hidden) and fits_descriptor(weight)
 
 
-@functools.cache
-def _addressing(dtype: torch.dtype, capability: tuple[int, int], fits: bool) -> tuple[Config, ...]:
-    """The configurations of :func:`forward_configs` that can address such operands: all of them
-    where these fit descriptors, else those that need none."""
-    configs = forward_configs(dtype, capability)
-    return configs if fits else tuple(config for config in configs if not config.descriptors)
-
-
 def tokens_scaled(scales: tuple[Tensor | None, Tensor] | None) -> bool:
     """Whether the tokens have factors, and not the rows of the weight alone."""
     return scales is not None and scales[0] is not None
 
 
-def default_portable(dtype: torch.dtype, device: torch.device, fits: bool) -> PortableConfig:
-    """The first of the portable kernel's that serves operands which fit descriptors or do not."""
-    configs = _addressing(dtype, _capability(device), fits)
-    return next(config for config in configs if isinstance(config, PortableConfig))
+@functools.cache
+def _default(
+    dtype: torch.dtype, capability: tuple[int, int], fits: bool, kind: type, place: int
+) -> Config:
+    """The configuration at this place, or the last one, among those of a kind with descriptors, or
+    where there is none or operands do not fit them, among those without."""
+    configs = forward_configs(dtype, capability)
+    found = [x for x in configs if fits and x.descriptors and isinstance(x, kind)]
+    found = found or [x for x in configs if not x.descriptors]
+    return found[min(place, len(found) - 1)]
 
 
 def default_config(
@@ -89,15 +89,18 @@ def default_config(
     pooling: str,
     activation: str,
     scaled: bool,
+    *,
+    portable: bool = False,
 ) -> Config:
     """The one of :func:`forward_configs` that serves operands which fit descriptors or do not,
-    this variant of the kernel, and tokens that are ``scaled`` or are not."""
-    if scaled or (pooling, activation) == ("sum", "log1p_relu"):
-        # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
-        # it takes none, its warpgroups would wait for them.
-        return default_portable(dtype, device, fits)
-    configs = _addressing(dtype, _capability(device), fits)
-    return configs[isinstance(configs[0], HopperConfig) and activation == "none"]
+    this variant of the kernel, and tokens that are ``scaled`` or are not; ``portable``: of the
+    portable kernel in any case."""
+    logarithms = (pooling, activation) == ("sum", "log1p_relu")
+    # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit: it
+    # takes none, its warpgroups would wait for them.
+    kind = PortableConfig if portable or scaled or logarithms else HopperConfig
+    place = 2 if logarithms else int(activation == "none")
+    return _default(dtype, _capability(device), fits, kind, place)
 
 
 def kernel_name(activation: str) -> str:

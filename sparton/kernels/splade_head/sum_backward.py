@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
-from sparton.kernels.segment_max.forward import default_portable, fit_descriptors
+from sparton.kernels.segment_max.forward import default_config, fit_descriptors
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
 from sparton.kernels.tiles import halves
@@ -32,7 +32,8 @@ class SumBackwardConfig(NamedTuple):
     Attributes:
         tokens: most tokens of a tile.
         logits: most logits of a tile, but for 64 vocabulary rows at least.
-        launch: how to launch the kernel; by default like the forward.
+        launch: how to launch the kernel; by default like the forward's portable kernel, and with a
+            tile of its own where descriptors address the operands.
     """
 
     tokens: int = 4096
@@ -41,6 +42,7 @@ class SumBackwardConfig(NamedTuple):
 
 
 DEFAULT_CONFIG = SumBackwardConfig()
+_WITH_DESCRIPTORS = PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3)
 
 
 @triton.jit
@@ -173,6 +175,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
+def _default_launch(hidden: Tensor, weight: Tensor) -> PortableConfig:
+    fits = fit_descriptors(hidden, weight)
+    like = default_config(hidden.dtype, hidden.device, fits, "max", "relu", False, portable=True)
+    assert isinstance(like, PortableConfig)
+    return _WITH_DESCRIPTORS if like.descriptors else like
+
+
 def _walk(
     problem: _Problem,
     dhidden: Tensor | None,
@@ -248,9 +257,7 @@ def splade_head_sum_backward(
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = hidden.new_zeros(V, dtype=torch.float32) if need_bias and bias is not None else None
     if T and V:
-        chosen = config.launch or default_portable(
-            hidden.dtype, hidden.device, fit_descriptors(hidden, weight)
-        )
+        chosen = config.launch or _default_launch(hidden, weight)
         sequences = sequence_of_tokens(cu_seqlens, T)
         problem = _Problem(grad, hidden, weight, bias, cu_seqlens, sequences, activation, chosen)
         _walk(problem, dhidden, dweight, dbias, config)
