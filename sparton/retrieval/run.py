@@ -65,5 +65,5 @@ class Run(NamedTuple):
         """Each query's id with its (document id, score) pairs, best first."""
         for query_id, rows, scores in zip(self.query_ids, self.rows, self.scores, strict=True):
             found = rows >= 0
-            names = [self.document_ids[row] for row in rows[found]]
+            names = [self.document_ids[row] for row in rows[found].tolist()]
             yield query_id, list(zip(names, scores[found].tolist(), strict=True))

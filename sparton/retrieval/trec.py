@@ -17,15 +17,17 @@ def write_run(run: Run, path: Path | str, tag: str = "sparton") -> None:
     Raises:
         ValueError: an identifier is empty or holds white space, which the format cannot express.
     """
-    found = np.unique(run.rows)
+    found = np.zeros(len(run.document_ids), np.bool_)
+    found[run.rows[run.rows >= 0]] = True
     check_identifiers(run.query_ids)
-    check_identifiers([run.document_ids[row] for row in found[found >= 0]])
+    check_identifiers([run.document_ids[row] for row in found.nonzero()[0].tolist()])
     with Path(path).open("w", encoding="utf-8") as file:
         for query, ranking in run.rankings():
-            file.writelines(
+            lines = [
                 f"{query} Q0 {document} {rank} {score:.9g} {tag}\n"
                 for rank, (document, score) in enumerate(ranking, start=1)
-            )
+            ]
+            file.write("".join(lines))
 
 
 def read_run(path: Path | str) -> Run:
