@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -385,6 +386,8 @@ def test_a_command_with_two_workers_of_which_one_is_killed(models, monkeypatch):
     os.kill(workers[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
+    killed = r"worker [01] was ended by SIGKILL \(out of the machine's own memory, perhaps\): the"
+    assert len(re.findall(killed, said)) == 1, said
     assert "4,000 documents of" in said
     assert files(Path("docs")) == files(Path("alone"))
 

@@ -4,6 +4,7 @@ They do not outlive this one, however it ends. Ctrl-C reaches this one alone, wh
 """
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+log = logging.getLogger(__name__)
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -53,8 +56,8 @@ def run_ranks(
 
 def run_workers(command: Sequence[str], count: int) -> Ended:
     """Start ``count`` processes on this machine that do without one another, and wait for all of
-    them. The death of one by a signal is left to the others; all are ended when one fails by
-    itself, for what is wrong there is so for all."""
+    them. The death of one by a signal is told, and left to the others; all are ended when one fails
+    by itself, for what is wrong there is so for all."""
     workers = _start_all(command, count, {})
     return _wait(workers, lambda: False, go_on_without_killed=True)
 
@@ -90,6 +93,7 @@ def _wait(
     go_on_without_killed: bool = False,
 ) -> Ended:
     """Until all have ended well, one has not, or they are to stop; nothing is left running."""
+    dead = set()
     try:
         while True:
             codes = [process.poll() for process in processes]
@@ -97,6 +101,9 @@ def _wait(
             for rank, code in enumerate(codes):
                 if code and (over or code > 0 or not go_on_without_killed):
                     return Ended(code, rank)
+                if code and rank not in dead:
+                    dead.add(rank)
+                    log.warning("worker %d %s: the others go on", rank, Ended(code, rank))
             if over:
                 return Ended(0)
             if stop():
