@@ -26,10 +26,19 @@ def check_boundaries(name: str, cu_seqlens: Tensor) -> None:
 
 def int32_boundaries(name: str, cu_seqlens: Tensor) -> Tensor:
     """Checked boundaries as the kernels read them: int32, the same tensor if it is that already.
-    The kernels of these functions count tokens in int32; batches of more are refused elsewhere."""
+    Batches of more tokens are refused by :func:`check_rows`."""
     check_boundaries(name, cu_seqlens)
     # To ask a tensor for what it is costs the host time.
     return cu_seqlens if cu_seqlens.dtype == torch.int32 else cu_seqlens.to(torch.int32)
+
+
+def check_rows(name: str, rows: int) -> None:
+    """Raise ValueError unless int32 can count so many tokens."""
+    if rows >= 2**31:
+        raise ValueError(
+            f"{name} have {rows} tokens, and token numbers are int32 (fewer than 2**31); take the "
+            "batch in parts"
+        )
 
 
 def check_longest(name: str, longest: int, cu_seqlens: Tensor, total: int) -> None:

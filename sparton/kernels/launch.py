@@ -73,7 +73,7 @@ class Launch:
             TypeError: tensors and integers are not all the arguments that are not constexpr.
         """
         kernel = self.kernel
-        if not isinstance(kernel, JITFunction) or knobs.runtime.launch_enter_hook.calls:
+        if not isinstance(kernel, JITFunction) or _is_watched():
             kernel[self.grid](*tensors, *self.integers, **self.constants)
             return
         active = driver.active
@@ -121,6 +121,11 @@ class Launch:
             compiled.function, compiled.packed_metadata, None, None, None,
             *arguments, *self.integers, *constants,
         )  # fmt: skip
+
+
+def _is_watched() -> bool:
+    """Whether a profiler is told of launches."""
+    return knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls
 
 
 class Step(NamedTuple):

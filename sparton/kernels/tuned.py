@@ -5,6 +5,7 @@ The number of sequences and the mix of their lengths are not part of it, so that
 another search.
 """
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -12,7 +13,8 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,45 +115,54 @@ def cache_file() -> Path:
 def read_winners() -> dict[Regime, Winner]:
     """Every winner in the file.
 
-    A file that cannot be understood is left as it is and counts as empty, with a warning that names
-    it; no file is nothing to warn of.
+    What cannot be understood, a record or all of the file, counts as none, with a warning that
+    names the file; no file is nothing to warn of.
     """
-    try:
-        return {
-            Regime(**record["regime"]): Winner(record["kind"], dict(record["settings"]))
-            for record in _records(cache_file())
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        _warn(cache_file(), f"a record is not that of a winner ({error!r})")
-        return {}
+    found = {}
+    for record in _records(cache_file()):
+        try:
+            regime = Regime(**record["regime"])
+            found[regime] = Winner(record["kind"], dict(record["settings"]))
+        except (KeyError, TypeError, ValueError) as error:
+            _warn(cache_file(), f"a record is not that of a winner ({error!r})")
+    return found
 
 
 def write_winner(regime: Regime, config: NamedTuple, milliseconds: float) -> Path:
-    """Use a winner from now on, and put it into the file in place of the regime's earlier one; the
-    file is whole at any moment. Returns its path."""
+    """Use a winner from now on, and put it into the file in place of the regime's earlier one, and
+    of what cannot be understood; the file is whole at any moment, and searches may write to it at
+    the same time. Returns its path."""
     winner = Winner(type(config).__name__, config._asdict())
+    record = {"regime": regime._asdict(), **winner._asdict(), "milliseconds": milliseconds}
     path = cache_file()
-    others = [
-        record
-        for record in _records(path)
-        if isinstance(record, dict) and record.get("regime") != regime._asdict()
-    ]
-    record = {
-        "regime": regime._asdict(),
-        **winner._asdict(),
-        "milliseconds": milliseconds,
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"winners": [*others, record]}, file, indent=1)
-        Path(fresh).replace(path)
-    except BaseException:
-        Path(fresh).unlink(missing_ok=True)
-        raise
+    with _alone(path.parent):
+        others = [
+            other
+            for other in _records(path)
+            if isinstance(other, dict) and other.get("regime") != regime._asdict()
+        ]
+        descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"winners": [*others, record]}, file, indent=1)
+            Path(fresh).replace(path)
+        except BaseException:
+            Path(fresh).unlink(missing_ok=True)
+            raise
     tuned_configs()[regime] = winner
     return path
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Within, no other process or thread is in here with the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _records(path: Path) -> list[Any]:

@@ -290,6 +290,16 @@ def test_weights_are_rounded_once_until_they_change(monkeypatch):
     assert in_fp8([weight, other]).outputs.values.shape == (64, 16)
 
 
+def test_another_weight_in_the_same_place_is_rounded_anew():
+    """As one is that is read into the memory of another: its place and its version may be equal."""
+    place = normal(32, 64)
+    one, another = place.view(64, 32), place.view(32, 64)
+    assert (one._version, one.data_ptr()) == (another._version, another.data_ptr())
+    in_fp8 = Fp8Weights()
+    assert in_fp8([one]).outputs.values.shape == (64, 32)
+    assert in_fp8([another]).outputs.values.shape == (32, 64)
+
+
 def test_columns_that_tensor_cores_do_not_read_are_refused():
     with pytest.raises(ValueError, match=r"a multiple of 16 columns, got \(3, 40\): pad them"):
         fp8_operand(normal(3, 40))

@@ -10,6 +10,9 @@ from sparton.kernels.segment_max import forward, row_sums
 from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import segment_max_forward
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.segment_max.operands import check_operands
+from sparton.kernels.varlen_attention.operands import attention_operands
 from tests.kernels.problems import SMALL, error
 
 CUT = BackwardConfig(chunk=32, share=4, block_e=2, block_t=2)
@@ -324,3 +327,29 @@ def test_the_default_configuration(
     monkeypatch.setattr(forward, "_capability", lambda device: capability)
     given = (dtype, torch.device("cuda"), fits, *variant, scaled)
     assert forward.default_config(*given, portable=portable) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "gelu"}, "activation 'relu', 'log1p_relu' or 'none', got 'max' and 'gelu'"),
+        ({"pooling": "mean"}, "pooling must be 'max' or 'sum'"),
+        ({"scales": (None, torch.ones(2))}, r"factors of weight must be contiguous fp32 \[19\]"),
+        ({"scales": (torch.ones(94).double(), torch.ones(19))}, r"of hidden must .* torch.float64"),
+        ({"config": HopperConfig(num_stages=1)}, "a ring of buffers has two stages at least"),
+    ],
+)
+def test_what_the_kernel_would_read_past_or_wait_for_is_refused(options, message):
+    tokens, rows, cu_seqlens = make_operands(torch.device("cpu"))
+    with pytest.raises(ValueError, match=message):
+        segment_max_forward(tokens, rows, None, cu_seqlens, **options)
+
+
+def test_more_tokens_than_int32_counts_are_refused():
+    tokens, cu_seqlens = torch.zeros(1, 8).expand(2**31, 8), torch.tensor([0, 9], dtype=torch.int32)
+    with pytest.raises(ValueError, match="hidden states have 2147483648 tokens"):
+        check_operands(tokens, torch.zeros(3, 8), None, cu_seqlens)
+    query = torch.zeros(1, 1, 16, dtype=torch.float16).expand(2**31, 1, 16)
+    operands = (query, query, query, cu_seqlens, cu_seqlens, 2**31, 2**31, 1.0)
+    with pytest.raises(ValueError, match="queries have 2147483648 tokens"):
+        attention_operands(*operands)

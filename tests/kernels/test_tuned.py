@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_a_damaged_file_is_named_ignored_and_replaced(content, device, caplog):
     kept = json.loads(path.read_text())["winners"]
     assert kept[-1]["milliseconds"] == 3.0
     assert kept[-1]["settings"] == GOOD._asdict()
+
+
+def test_a_damaged_record_takes_no_other_with_it(device, caplog):
+    write_winner(regime_at(device), GOOD, 3.0)
+    path = cache_file()
+    records = json.loads(path.read_text())["winners"]
+    path.write_text(json.dumps({"winners": [{"kind": "x"}, *records, 3]}))
+    with caplog.at_level(logging.WARNING):
+        assert list(read_winners()) == [regime_at(device)]
+    assert len(caplog.records) == 2
+
+
+def test_searches_at_the_same_time_lose_nothing(device):
+    regimes = [regime_at(device)._replace(width=width) for width in range(1, 33)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda regime: write_winner(regime, GOOD, 3.0), regimes))
+    assert read_winners().keys() == set(regimes)
 
 
 def test_no_file_is_no_reason_to_warn(caplog):

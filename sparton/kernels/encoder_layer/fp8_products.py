@@ -37,20 +37,23 @@ class Fp8Weights:
     """Weights of a layer, one above the other, in FP8: rounded when they are first asked for, and
     again when one of them has changed.
 
-    A change is seen by the version that PyTorch counts, or by another place in memory. What writes
-    to ``weight.data``, or an optimizer that is fused, must count it
+    A change is seen by the version that PyTorch counts, by another place in memory, or by another
+    tensor. What writes to ``weight.data``, or an optimizer that is fused, must count it
     (``torch.autograd.graph.increment_version``).
     """
 
     def __init__(self) -> None:
-        self._of: list[tuple[int, int]] = []
+        # They are held, so that no others come to lie where they do.
+        self._weights: list[Tensor] = []
+        self._state: list[tuple[int, int, int]] = []
         self._rounded: Fp8Weight | None = None
 
     def __call__(self, weights: Sequence[Tensor]) -> Fp8Weight:
         """The weights ``[N_i, K]`` as one matrix ``[N, K]``, N being the sum of all N_i."""
-        of = [(weight._version, weight.data_ptr()) for weight in weights]
-        if self._rounded is None or of != self._of:
-            self._rounded, self._of = round_weights(weights), of
+        state = [(id(weight), weight._version, weight.data_ptr()) for weight in weights]
+        if self._rounded is None or state != self._state:
+            self._rounded = round_weights(weights)
+            self._weights, self._state = list(weights), state
         return self._rounded
 
 

@@ -6,13 +6,12 @@ Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import check_longest, int32_boundaries
+from sparton.kernels.boundaries import check_longest, check_rows, int32_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
     check_mask,
-    check_rows,
     check_tensors,
     flat_mask,
 )

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparton.kernels.boundaries import int32_boundaries
+from sparton.kernels.boundaries import check_rows, int32_boundaries
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
     check_devices,
     check_precision,
-    check_rows,
     flat_mask,
 )
 

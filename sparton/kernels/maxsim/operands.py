@@ -140,15 +140,6 @@ def check_precision(tokens: Tensor) -> None:
         )
 
 
-def check_rows(name: str, rows: int) -> None:
-    """A number that int32 can count."""
-    if rows >= 2**31:
-        raise ValueError(
-            f"{name} have {rows} tokens, and token numbers are int32 (fewer than 2**31); "
-            "score the batch in parts"
-        )
-
-
 def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
     if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
         raise ValueError(

@@ -23,8 +23,9 @@ from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
-# Of each kind first the SPLADE head's, then MaxSim's, which sums whole queries, and that of sums of
-# logarithms. Where there are fewer, the last one serves.
+# The place of a configuration says what takes it by default, see _default: of each kind, and of
+# those without descriptors, first the SPLADE head, then MaxSim, which sums whole queries, then sums
+# of logarithms. Where there are fewer, the last one serves; further ones are for searches alone.
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
     HopperConfig(128, 128, group_tokens=8192),
@@ -196,6 +197,8 @@ def plan_forward(
             f"{config} needs 16-byte aligned rows, got D = {D} of {size} bytes each; use a "
             "configuration without descriptors"
         )
+    if isinstance(config, HopperConfig) and config.num_stages < 2:
+        raise ValueError(f"a ring of buffers has two stages at least, got {config}")
     if pooling == "sum" and config.segment > 32:
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     if V % summed or config.block_v % summed:
@@ -209,6 +212,20 @@ def plan_forward(
     else:
         launch = plan_portable(config, N, T, D, V, **variant)
     return ForwardPlan(launch, shape, winners_shape)
+
+
+def _check_scales(scales: tuple[Tensor | None, Tensor], hidden: Tensor, weight: Tensor) -> None:
+    for name, factors, x in zip(("hidden", "weight"), scales, (hidden, weight), strict=True):
+        if factors is not None and not (
+            factors.shape == x.shape[:1]
+            and factors.dtype == torch.float32
+            and factors.device == x.device
+            and factors.is_contiguous()
+        ):
+            raise ValueError(
+                f"factors of {name} must be contiguous fp32 [{len(x)}] on {x.device}, got "
+                f"{factors.dtype} {tuple(factors.shape)} on {factors.device}"
+            )
 
 
 @on_its_device
@@ -249,15 +266,22 @@ def segment_max_forward(
 
     Raises:
         ValueError: operands that do not fit together, or that the descriptors of ``config``
-            cannot address.
+            cannot address; a name that does not exist.
     """
     check_operands(hidden, weight, bias, cu_seqlens)
     if hidden.dtype not in (torch.float16, torch.bfloat16, torch.float32) and (
         scales is None or hidden.dtype != torch.float8_e4m3fn
     ):
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
+    if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu", "none"):
+        raise ValueError(
+            "pooling must be 'max' or 'sum' and activation 'relu', 'log1p_relu' or 'none', got "
+            f"{pooling!r} and {activation!r}"
+        )
     if pooling != "max" and (scales is not None or activation == "none" or summed != 1):
         raise ValueError(f"scales, sums and activation='none' need pooling='max', got {pooling!r}")
+    if scales is not None:
+        _check_scales(scales, hidden, weight)
     if tokens_scaled(scales) and isinstance(config, HopperConfig):
         raise ValueError(f"factors of tokens need a PortableConfig, got {config}")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))

@@ -49,9 +49,11 @@ class HopperConfig(NamedTuple):
         block_v: vocabulary rows of a warpgroup.
         block_t: tokens of a tile. 64 rows by 256 tokens read less shared memory than 128 by 128:
             products of a warpgroup have 64 rows, each of which reads the tokens anew.
-        num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row. More
-            where the vocabulary rows stay.
-        segment, group_tokens, band: as in the portable kernel's configuration.
+        num_stages: chunks that the ring of buffers holds, at least 2, as one is given back when the
+            next is being multiplied; a chunk is 128 bytes of every row. More where the vocabulary
+            rows stay.
+        segment, band: as in the portable kernel's configuration.
+        group_tokens: about how many tokens a program walks over at most; see grouping.py.
         warpgroups: 2 or 4 that multiply. FP8 products are done so soon that pooling takes longer:
             four of half the rows overlap better, though each brings a copy of the code.
     """
@@ -164,13 +166,7 @@ def _consume(
     PART: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one part of the program's vocabulary rows."""
-    CHUNKS: gl.constexpr = OPTIONS.CHUNKS
-    RESIDENT: gl.constexpr = OPTIONS.RESIDENT
-    SEGMENT: gl.constexpr = OPTIONS.SEGMENT
     SUM: gl.constexpr = OPTIONS.SUM
-    ACTIVATION: gl.constexpr = OPTIONS.ACTIVATION
-    ARGMAX: gl.constexpr = OPTIONS.ARGMAX
-    SUMMED: gl.constexpr = OPTIONS.SUMMED
     first_v, first, last, begin, tiles = place
     bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
@@ -191,18 +187,19 @@ def _consume(
     if scale_w_ptr is not None:
         scale = gl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
-    out = (reps_ptr, argmax_ptr, offs_v, V, sums_of_rows(offs_v, SUMMED), N)
+    out = (reps_ptr, argmax_ptr, offs_v, V, sums_of_rows(offs_v, OPTIONS.SUMMED), N)
     logits = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, TILE)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
-        logits = _multiply(logits, tile * CHUNKS, ring, PART, CHUNKS, RESIDENT)
+        step = tile * OPTIONS.CHUNKS
+        logits = _multiply(logits, step, ring, PART, OPTIONS.CHUNKS, OPTIONS.RESIDENT)
         x = logits
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
-            x = summands(logits, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
+            x = summands(logits, _load_vector(bias_ptr, rows, V)[:, None], OPTIONS.ACTIVATION)
         state = reduce_tile(
             x, lo, state, clean, bias, scale, cu_ptr, out,
-            SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
+            OPTIONS.SEGMENT, SUM, OPTIONS.ACTIVATION, OPTIONS.ARGMAX, OPTIONS.SUMMED,
         )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_rows
+
 
 def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> None:
     """Raise ValueError unless the shapes and dtypes fit together; reads no values."""
@@ -11,6 +13,7 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
             "hidden [T, D] and weight [V, D] must be matrices with the same D > 0, got "
             f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
+    check_rows("hidden states", hidden.shape[0])
     if hidden.dtype != weight.dtype or not hidden.is_floating_point():
         raise ValueError(
             "hidden and weight must have the same float dtype, got "

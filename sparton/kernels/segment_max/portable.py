@@ -54,16 +54,17 @@ class PortableConfig(NamedTuple):
 
 @triton.jit
 def load_tile(
-    x, first_row, num_rows, first_d, stride_row, ROWS: tl.constexpr, D: tl.constexpr,
+    x, first_row, num_rows, first_d, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """``x[first_row : first_row + ROWS, first_d : first_d + BLOCK_D]``, zeros beyond the edges."""
+    """``x[first_row : first_row + ROWS, first_d : first_d + BLOCK_D]`` of a contiguous matrix of D
+    columns, zeros beyond the edges."""
     if DESCRIPTORS:
         tile = x.load([first_row, first_d])
     else:
         rows = first_row + tl.arange(0, ROWS)
         offs_d = first_d + tl.arange(0, BLOCK_D)
-        ptrs = x + rows.to(tl.int64)[:, None] * stride_row + offs_d[None, :]
+        ptrs = x + rows.to(tl.int64)[:, None] * D + offs_d[None, :]
         tile = tl.load(ptrs, (rows < num_rows)[:, None] & (offs_d < D)[None, :], 0.0)
     return tile
 
@@ -86,7 +87,7 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 )
 def _segment_max_kernel(
     hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
-    T, N, V, group_tokens, num_groups, band, stride_ht, stride_wv,
+    T, N, V, group_tokens, num_groups, band,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, DESCRIPTORS: tl.constexpr,
     SUM: tl.constexpr, ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
@@ -118,8 +119,8 @@ def _segment_max_kernel(
     for step in range(steps):
         lo = begin + step // steps_per_tile * BLOCK_T
         d = step % steps_per_tile * BLOCK_D
-        w = load_tile(weight, first_v, V, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
-        h = load_tile(hidden, lo, T, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
+        w = load_tile(weight, first_v, V, d, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
+        h = load_tile(hidden, lo, T, d, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
             x = acc
@@ -156,7 +157,7 @@ def plan_portable(
     band = config.band or band_of(config.block_v * D * size, device)
     launch = Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        T, N, V, config.group_tokens, num_groups, band, D, D,  # Rows follow one another.
+        T, N, V, config.group_tokens, num_groups, band,
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, DESCRIPTORS=config.descriptors,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,

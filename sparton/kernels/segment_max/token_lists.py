@@ -276,8 +276,8 @@ def plan_listing(
         "CHUNK": lists.chunk,
         "BUCKETS": lists.buckets,
         "ACTIVATION": activation,
+        "num_warps": num_warps,
     }
-    constants["num_warps"] = num_warps
     list_step = plan_step(
         _by_token_kernel, grid, *sizes, summed, *strides,
         SHARE=lists.share, COUNTED=counted, **constants,

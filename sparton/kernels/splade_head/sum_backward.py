@@ -90,7 +90,7 @@ def _write_grads(
 @triton.jit(do_not_specialize=["first_t", "stop_t", "first_v", "stop_v"])
 def _logit_grads_kernel(
     hidden, weight, bias_ptr, cu_ptr, sequence_ptr, grad_ptr, out_ptr, sums_ptr,
-    first_t, stop_t, first_v, stop_v, V, stride_ht, stride_wv, stride_ov,
+    first_t, stop_t, first_v, stop_v, V, stride_ov,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, DESCRIPTORS: tl.constexpr, TWICE: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
@@ -100,8 +100,8 @@ def _logit_grads_kernel(
     low_v, lo = first_v + tl.program_id(0) * BLOCK_V, first_t + tl.program_id(1) * BLOCK_T
     acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
     for d in range(0, D, BLOCK_D):
-        w = load_tile(weight, low_v, stop_v, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
-        h = load_tile(hidden, lo, stop_t, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
+        w = load_tile(weight, low_v, stop_v, d, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
+        h = load_tile(hidden, lo, stop_t, d, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
 
     rows = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -146,8 +146,7 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
     )
     Launch(
         _logit_grads_kernel, grid,
-        t.start, t.stop, v.start, v.stop, len(weight),
-        hidden.stride(0), weight.stride(0), out.stride(0),
+        t.start, t.stop, v.start, v.stop, len(weight), out.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, DESCRIPTORS=config.descriptors,
         TWICE=problem.activation == "log1p_relu", SUMS=sums is not None,

@@ -20,7 +20,7 @@ from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.splade_head.variants import activate
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**25}
-GROUP = 64
+GROUP = 64  # terms whose maximum is looked at first
 MOST_BY_KERNEL = 128  # a program holds k groups in registers
 
 

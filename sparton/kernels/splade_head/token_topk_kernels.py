@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
+from sparton.kernels.splade_head.token_topk import GROUP
 
-# Terms of a group, and groups that a program looks at.
-GROUP, GROUPS_AT_ONCE = 64, 32
+GROUPS_AT_ONCE = 32  # that a program looks at
 
 
 @triton.jit

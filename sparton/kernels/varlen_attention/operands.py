@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import check_longest
+from sparton.kernels.boundaries import check_longest, check_rows
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDTHS = (16, 32, 64, 128)
@@ -69,6 +69,8 @@ def attention_operands(
             "query [Tq, H, d], key and value [Tk, H, d] must agree, got "
             f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    check_rows("queries", query.shape[0])
+    check_rows("keys", key.shape[0])
     if query.shape[2] not in WIDTHS:
         raise ValueError(f"heads must have a width d of {WIDTHS}, got {query.shape[2]}")
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
