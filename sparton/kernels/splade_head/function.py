@@ -119,7 +119,8 @@ def splade_head(
         pooling: "max" as above, or "sum" for the sum over t of ``log1p(relu(.))``, as SPLADE began
             (https://arxiv.org/abs/2107.05720). Every positive logit of a sum has a gradient, so the
             backward computes the logits again; their gradients are rounded to the dtype of
-            ``hidden``. Its values have an absolute error of about 1e-7 per token.
+            ``hidden``. Its values have an absolute error of about 1e-7 per token; on a GPU one that
+            a logit of 2^31 or more goes into may be infinite.
         activation: "relu" as above, or "log1p_relu" for a second log1p, as OpenSearch's models use
             it (https://arxiv.org/abs/2504.14839).
         fp8: look for the maxima on operands rounded to FP8 (e4m3, one scale per token and per
