@@ -5,6 +5,7 @@ the third bit of the mantissa is worth more than the exponents of e5m2.
 """
 
 from collections.abc import Sequence
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -45,13 +46,14 @@ class Fp8Weights:
     def __init__(self) -> None:
         # They are held, so that no others come to lie where they do.
         self._weights: list[Tensor] = []
-        self._state: list[tuple[int, int, int]] = []
+        self._state: list[tuple[int, int]] = []
         self._rounded: Fp8Weight | None = None
 
     def __call__(self, weights: Sequence[Tensor]) -> Fp8Weight:
         """The weights ``[N_i, K]`` as one matrix ``[N, K]``, N being the sum of all N_i."""
-        state = [(id(weight), weight._version, weight.data_ptr()) for weight in weights]
-        if self._rounded is None or state != self._state:
+        state = [(weight._version, weight.data_ptr()) for weight in weights]
+        same = state == self._state and all(map(is_, weights, self._weights))
+        if self._rounded is None or not same:
             self._rounded = round_weights(weights)
             self._weights, self._state = list(weights), state
         return self._rounded
