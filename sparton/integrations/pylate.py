@@ -51,8 +51,9 @@ def contrastive_scores(
         fp32 ``[Q, G * K]``, group after group.
     """
     documents = _floats(documents_embeddings).flatten(0, 1)
-    mask = None if documents_mask is None else documents_mask.flatten(0, 1)
-    return maxsim(_floats(queries_embeddings), documents, _mask(queries_mask), _mask(mask))
+    mask = _mask(documents_mask)
+    mask = None if mask is None else mask.flatten(0, 1)
+    return maxsim(_floats(queries_embeddings), documents, _mask(queries_mask), mask)
 
 
 def colbert_scores(

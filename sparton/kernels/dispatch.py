@@ -21,11 +21,14 @@ Late = Callable[[], Callable[..., Any]]
 
 def on_its_device(launch: Function) -> Function:
     """Run with the device of the first argument, a tensor or a tuple that starts with one, as the
-    current one: Triton launches there. Where it is that already, nothing is set."""
+    current one: Triton launches there. Where it is that already, nothing is set. (A tuple whose
+    first tensor is on the meta device, as of an operand in FP8 alone, has others behind it.)"""
 
     @functools.wraps(launch)
     def guarded(first: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = first if isinstance(first, Tensor) else first[0]
+        if tensor.is_meta and isinstance(first, tuple) and isinstance(first[1], tuple):
+            tensor = first[1][0]
         if is_elsewhere(tensor):
             with torch.cuda.device_of(tensor):
                 return launch(first, *args, **kwargs)

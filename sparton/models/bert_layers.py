@@ -37,7 +37,8 @@ class FusedLayer(GradientCheckpointingLayer):
     """A layer that calls its parts one after the other, or one function in their place, in 16 bits
     where weights are kept (:func:`~sparton.products.keeping_weights`): modules and functions of
     autograd of their own take the host longer than a small batch takes the device. transformers'
-    own layer looks up the signature of a function at every call besides.
+    own layer looks up the signature of a function at every call besides. Hooks of the parts are not
+    called then; those of the layer are.
 
     Args:
         attention, intermediate, output: the parts, named as in transformers.

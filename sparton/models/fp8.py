@@ -58,15 +58,16 @@ def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
     parts = _parts(encoder)
     heads = [each for each in encoder.modules() if isinstance(each, SpartonHead)]
     heads = [head for head in heads if not head.fp8 and head.serves_fp8]
+    before = [part.encoding_fp8 for part in parts]
     for part in parts:
-        part.encoding_fp8 = Fp8Weights()
+        part.encoding_fp8 = part.encoding_fp8 or Fp8Weights()
     for head in heads:
         head.fp8 = True
     try:
         yield
     finally:
-        for part in parts:
-            part.encoding_fp8 = None
+        for part, weights in zip(parts, before, strict=True):
+            part.encoding_fp8 = weights
         for head in heads:
             head.fp8 = False
 

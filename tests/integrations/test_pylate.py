@@ -50,6 +50,12 @@ def definition(name: str, sides: list[Tensor], masks: dict[str, Tensor]) -> Tens
     return (best.masked_fill(best.isinf(), 0) * query_mask[:, None]).sum(-1)
 
 
+def test_masks_may_be_of_numpy(name):
+    sides, masks = problem(name)
+    arrays = {key: mask.numpy() for key, mask in masks.items()}
+    assert torch.equal(getattr(ours, name)(*sides, **arrays), getattr(ours, name)(*sides, **masks))
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_are_those_of_the_definition(name, sign, dtype):

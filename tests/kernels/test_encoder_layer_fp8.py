@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sparton.kernels import dispatch
 from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import (
     Fp8Operand,
@@ -266,6 +267,40 @@ def test_without_a_gradient_nothing_is_kept():
     assert not out.requires_grad and operand is None
     expected, _ = fp8_linear_post_norm(fp8_operand(x), given, residual, bias, bias, options)
     assert torch.equal(out, expected.detach()) and expected.requires_grad
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("first_learns", [True, False])
+def test_a_pass_without_a_graph_has_the_results_of_one_with_a_graph(first_learns):
+    """The same dropout, as micro-batches ask, and gradients of the second layer where the first
+    has none."""
+    x, residual = normal(1, 37, 32), normal(1, 37, 32, seed=1, dtype=FP32)
+    (first, second), (into, out) = zip(parameters(32, 64), parameters(64, 32), strict=True)
+    for each in (*first, into):
+        each.requires_grad_(first_learns)
+    gain = torch.ones(32, device=DEVICE)
+    options = NormOptions(1e-5, 0.3, FP32, BF16, False)
+
+    def result() -> Tensor:
+        torch.manual_seed(3)
+        middle = fp8_linear_gelu(fp8_operand(x), Layer(first, into, Fp8Weights()(first)))
+        layer = Layer(second, out, Fp8Weights()(second))
+        return fp8_linear_post_norm(middle, layer, residual, gain, gain, options)[0]
+
+    kept = result()
+    with torch.no_grad():
+        assert torch.equal(result(), kept.detach())
+    assert torch.autograd.grad(kept.square().sum(), second)[0].abs().sum() > 0
+
+
+def test_the_device_of_an_operand_in_fp8_alone_is_found(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(dispatch, "is_elsewhere", lambda x: looked_at.append(x.device.type))
+    operand = fp8_operand(normal(3, 16))
+    guarded = dispatch.on_its_device(lambda first: None)
+    guarded(operand)
+    guarded(operand._replace(wide=operand.wide.to("meta")))
+    assert looked_at == [DEVICE.type] * 2
 
 
 def test_weights_are_rounded_once_until_they_change(monkeypatch):

@@ -112,10 +112,11 @@ def test_too_few_tokens_are_refused(device):
 
 def test_numbers_that_are_none_are_refused():
     embeddings = torch.nn.functional.normalize(torch.randn(300, 8), dim=1)
-    train_codec(embeddings, 4, 2)
+    codec = train_codec(embeddings, 4, 2)
     embeddings[7, 3] = torch.nan
-    with pytest.raises(ValueError, match="not finite"):
-        train_codec(embeddings, 4, 2)
+    for refuse in (lambda: train_codec(embeddings, 4, 2), lambda: compress(codec, embeddings)):
+        with pytest.raises(ValueError, match="not finite"):
+            refuse()
 
 
 def test_number_of_centroids():

@@ -58,7 +58,9 @@ def test_masks_and_normalisation_reach_the_scores():
     assert not torch.equal(plain.documents, order)
 
 
-@pytest.mark.parametrize(("N", "kept", "first"), [(5, 0, 0), (1, 3, 7), (1030, 9, 2**31 - 1100)])
+@pytest.mark.parametrize(
+    ("N", "kept", "first"), [(5, 0, 0), (1, 3, 7), (1030, 9, 2**31 - 1100), (9, 2, 2**31 - 5)]
+)
 def test_keys_in_one_launch(N, kept, first, device):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(3, N, generator=generator)
@@ -98,6 +100,12 @@ def test_k_out_of_range(k):
     with pytest.raises(ValueError, match=f"from 1 to the N = 8 documents, got {k}"):
         maxsim_topk(*make_problem(), k)
     assert maxsim_topk(*make_problem(), np.int64(3)).scores.shape == (3, 3)
+
+
+def test_documents_elsewhere_than_on_the_cpu_or_beside_the_queries_are_refused():
+    queries, documents, *bounds = make_problem()
+    with pytest.raises(ValueError, match="where the queries are, cpu, got meta"):
+        maxsim_topk(queries, documents.to("meta"), *bounds, 1)
 
 
 @pytest.mark.gpu

@@ -58,6 +58,23 @@ def test_dot_products(density, cut):
     compare(dot_products(queries, documents), expected, queries, documents)
 
 
+def test_autocast_changes_nothing(cut):
+    queries, documents = pair(0.3, torch.float32)
+    weights = torch.linspace(0.1, 1, N)
+
+    def results() -> list[Tensor]:
+        scores = dot_products(queries, documents)
+        sums = column_sums(documents, weights)
+        dense = dense_dot_products(queries.dense(), documents.dense())
+        leaves = [queries.values, documents.values]
+        return [scores, sums, dense, *torch.autograd.grad(scores.square().sum(), leaves)]
+
+    expected = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results()
+    assert all(map(torch.equal, found, expected))
+
+
 def test_terms_of_one_side_alone_are_left_out(cut, monkeypatch):
     """They change nothing, and where there are many entries they cost nothing: of 50 terms 11 are
     columns."""

@@ -291,6 +291,14 @@ def test_long_queries_over_a_large_vocabulary():
     assert rows[5, 0] == 3 and (rows[:5, 0] >= 0).all()
 
 
+def test_a_search_for_none_and_queries_over_other_terms_are_refused():
+    postings = invert([SparseVectors.from_dense(torch.ones(2, 3))])
+    for width, k in ((3, 0), (4, 1)):
+        queries = SparseVectors.from_dense(torch.ones(1, width))
+        with pytest.raises(ValueError, match=f"over the 3 terms .* got k={k} and {width} terms"):
+            search_postings(postings, queries, k, nothing(queries))
+
+
 @pytest.mark.parametrize("num_documents", [0, 1])
 def test_none_and_one_document(num_documents, device, monkeypatch):
     documents = SparseVectors.from_dense(torch.ones(num_documents, 3))

@@ -10,6 +10,7 @@ T rows, K inputs, N outputs.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -60,9 +61,9 @@ def fp8_linear(x: Fp8Operand, layer: Layer) -> Tensor:
 @on_its_device
 def fp8_linear_gelu(x: Fp8Operand, layer: Layer) -> Fp8Operand:
     """GELU of :func:`fp8_linear`, as :func:`~sparton.kernels.encoder_layer.bias_gelu` has it, to be
-    read by another product: in FP8 alone where no gradient follows, the rest being on the meta
-    device."""
-    save = gradient_follows(x.wide, layer.bias, *layer.weights)
+    read by another product: in FP8 alone where nothing is recorded for gradients, the rest being on
+    the meta device."""
+    save = torch.is_grad_enabled()  # the weight of the next product may learn where none does here
     given = (x.rows, layer.rounded, layer.bias, save, *layer.weights)
     out, *rows = _LinearGelu.apply(x.wide.flatten(0, -2), *given)
     return Fp8Operand(out.view(*x.wide.shape[:-1], -1), Fp8Rows(*rows))
@@ -88,7 +89,7 @@ def fp8_linear_post_norm(
         seed: of the dropout; None draws one.
     """
     if options.p and seed is None:
-        seed = draw_seed(x.wide.device)
+        seed = draw_seed(residual.device)
     save = gradient_follows(x.wide, residual, gain, shift, layer.bias, *layer.weights)
     out, copy, *rows = _LinearPostNorm.apply(
         *(x.wide.flatten(0, -2), x.rows, layer.rounded, layer.bias),

@@ -28,8 +28,8 @@ class Fp8Operand(NamedTuple):
     """What a product in FP8 reads, and what the gradient of its weight reads.
 
     Attributes:
-        wide: ``[..., D]`` in 16 bits; it alone has a gradient. Where nothing asks for gradients it
-            may be on the meta device, with a shape and a dtype and no memory.
+        wide: ``[..., D]`` in 16 bits; it alone has a gradient. Where nothing is recorded for
+            gradients it may be on the meta device, with a shape and a dtype and no memory.
         rows: the same numbers in FP8, as ``[T, D]``.
     """
 

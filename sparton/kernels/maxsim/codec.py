@@ -137,8 +137,7 @@ def train_codec(
     """
     if embeddings.dim() != 2:
         raise ValueError(f"embeddings must be [T, E], got {tuple(embeddings.shape)}")
-    if not embeddings.isfinite().all():
-        raise ValueError("embeddings hold numbers that are not finite")
+    _check_finite(embeddings)
     T, E = embeddings.shape
     check_width(E, nbits)
     order = torch.randperm(T, generator=torch.Generator().manual_seed(seed)).to(embeddings.device)
@@ -161,11 +160,17 @@ def train_codec(
     return ResidualCodec(centroids, cutoffs, weights)
 
 
+def _check_finite(embeddings: Tensor) -> None:
+    if not embeddings.isfinite().all():
+        raise ValueError("embeddings hold numbers that are not finite")
+
+
 def compress(codec: ResidualCodec, embeddings: Tensor) -> CompressedTokens:
     """Codes, packed residuals and inverse norms of ``[T, E]`` embeddings of any float dtype.
 
     Raises:
-        ValueError: embeddings of another width than the centroids.
+        ValueError: embeddings of another width than the centroids, or that are not finite: no code
+            stands for these.
     """
     if embeddings.dim() != 2 or embeddings.shape[1] != codec.centroids.shape[1]:
         raise ValueError(
@@ -173,6 +178,7 @@ def compress(codec: ResidualCodec, embeddings: Tensor) -> CompressedTokens:
             f"got {tuple(embeddings.shape)}"
         )
     check_width(embeddings.shape[1], codec.nbits)
+    _check_finite(embeddings)
     parts = []
     for chunk in embeddings.split(TOKENS_AT_ONCE):
         tokens = chunk.float()

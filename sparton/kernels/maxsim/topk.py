@@ -95,6 +95,11 @@ def maxsim_topk(
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
     if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= k <= N:
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
+    if documents.device.type != "cpu" and documents.device != queries.device:
+        raise ValueError(
+            f"documents must be on the CPU or where the queries are, {queries.device}, got "
+            f"{documents.device}"
+        )
     query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
     check_boundaries("document_cu_seqlens", document_cu_seqlens)
     check_mask("document_mask", document_mask, documents.shape[:1])

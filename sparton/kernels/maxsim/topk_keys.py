@@ -21,7 +21,7 @@ def _keys_kernel(scores_ptr, best_ptr, keys_ptr, N, kept, first, BLOCK: tl.const
     score = tl.where(score != score, float("nan"), score)
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    key = ((bits + 1) << 32) - 1 - (first + n)
+    key = ((bits + 1) << 32) - 1 - (first + n.to(tl.int64))
     best = tl.load(best_ptr + q * kept + place, place < kept, 0)
     places = keys_ptr + q * (kept + N) + place
     tl.store(places, tl.where(fresh, key, best), place < kept + N)

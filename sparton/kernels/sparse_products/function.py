@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparton.kernels.dispatch import without_autocast
 from sparton.kernels.sparse_products import precise, spans
 from sparton.kernels.sparse_products.columns import read_columns, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply, product
@@ -64,7 +65,8 @@ def dense_dot_products(queries: Tensor, documents: Tensor) -> Tensor:
     """
     _check_widths(queries.shape[1], documents.shape[1])
     if not precise.in_pieces(queries):
-        return queries @ documents.T
+        with without_autocast(queries.device):
+            return queries @ documents.T
     return _DenseDotProducts.apply(queries, documents)
 
 
@@ -72,9 +74,9 @@ class _ColumnSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, vectors: SparseVectors, weights: Tensor) -> Tensor:
         ctx.vectors, ctx.weights = vectors, weights
-        parts = [
-            (weights @ read_columns(vectors, span))[: span.width] for span in _all_spans(vectors)
-        ]
+        all_spans = _all_spans(vectors)
+        with without_autocast(values.device):
+            parts = [(weights @ read_columns(vectors, span))[: span.width] for span in all_spans]
         return torch.cat(parts) if parts else values.new_zeros(0)
 
     @staticmethod

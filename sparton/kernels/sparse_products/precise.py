@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import without_autocast
+
 LONGEST = 4096
 ALIGNMENT = 16  # numbers; rows of 16 bit then begin where tensor cores want them
 
@@ -38,7 +40,8 @@ def _left_parts(x: Tensor) -> Iterator[Tensor]:
 
 
 def multiply(left: Iterable[Tensor], right: Tensor) -> Tensor:
-    """``x @ right``, ``[M, N]`` of the dtype of ``right [K, N]``, with ``left_factor(x)``."""
+    """``x @ right``, ``[M, N]`` of ``right [K, N]``, with ``left_factor(x)``, in fp32 or, of fp64,
+    in that; autocast changes nothing."""
     parts = zip(left, right.split(LONGEST), strict=True)
     total, *others = (_product(each, _side_by_side(rows, 0, left=False)) for each, rows in parts)
     for other in others:
@@ -47,11 +50,12 @@ def multiply(left: Iterable[Tensor], right: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    if left.dtype != torch.bfloat16:
-        return left @ right
-    if not left.is_cuda:
-        return left.float() @ right.float()
-    return torch.mm(left, right, out_dtype=torch.float32)
+    with without_autocast(left.device):
+        if left.dtype != torch.bfloat16:
+            return left @ right
+        if not left.is_cuda:
+            return left.float() @ right.float()
+        return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _side_by_side(x: Tensor, dim: int, *, left: bool) -> Tensor:

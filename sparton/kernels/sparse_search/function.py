@@ -28,13 +28,21 @@ def search_postings(
     Args:
         postings: on the device that searches.
         queries: on the host, over the terms of the documents.
-        k: K, at least 1.
+        k: K, at least 1 if there are documents.
         excluded: int64 ``[Q]`` on the host, a document that is no result; -1 for none.
 
     Returns:
         scores fp32 and numbers of documents int64, ``[Q, K]`` each, on the host; 0 and -1 where
         there is no result.
+
+    Raises:
+        ValueError: k is less than 1, or queries over another number of terms.
     """
+    if k < min(postings.num_documents, 1) or queries.width != postings.width:
+        raise ValueError(
+            f"k must be at least 1 and queries over the {postings.width} terms of the documents, "
+            f"got k={k} and {queries.width} terms"
+        )
     scores = np.zeros((queries.num_vectors, k), np.float32)
     rows = np.full((queries.num_vectors, k), -1, np.int64)
     if postings.num_documents and queries.num_vectors:
