@@ -21,6 +21,7 @@ from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.digests import texts_digest
 from sparton.evaluation import choose_device
+from sparton.kernels.boundaries import ranges_within
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import minilm_folder
 from sparton.models.body import EncoderBody
@@ -56,14 +57,15 @@ from sparton.training.status import only_writer
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import BodyOptions, TokenBatch
 
-HELD_OUT, FEWEST_HELD_OUT = 256, 32
+HELD_OUT, FEWEST_HELD_OUT, ONE_HELD_OUT_OF = 256, 32, 10
 _TOKENIZED_AT_ONCE = 2048
 _LOG_LINES = 20
 
 
 class HeldOut(NamedTuple):
     """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly.
-    These are 256 texts; or, of a plan that reads fewer, as many as it reads, but 32 at least."""
+    These are a tenth of the texts, 256 at most, and no more than a plan reads that reads over 32.
+    Of fewer than 320 texts none is held out: the model is judged by some that it learns from."""
 
     loss: float
     accuracy: float
@@ -116,7 +118,8 @@ def adapt_lm(
         output: folder of the model, where nothing is yet.
         backbone: a language model, or its folder or hub name, masked for the objective "mlm" and
             causal for the others; None for all-MiniLM-L6-v2 with a head that starts as the
-            identity. A loaded one must be bidirectional for "mntp" and causal for "clm".
+            identity. A loaded one must be bidirectional for "mntp" and causal for "clm", is
+            trained where it is, and must be loaded anew for a call that goes on.
         plan: how it is trained.
         precision: see :class:`~sparton.training.precision.Precision`; None for bf16 on a GPU and
             fp32 on a CPU.
@@ -155,7 +158,7 @@ def adapt_lm(
     encoder = SpladeEncoder(loaded, SpartonHead())
     if plan.frozen:
         _freeze_body(loaded)
-    identity |= frozen_identity(encoder)
+    identity |= frozen_identity(encoder) | {"precision": number_format.name}
     if loaded.lora is not None:
         identity["lora"] = str(loaded.lora)
     place_weights(encoder, world, number_format)
@@ -206,12 +209,15 @@ class _Model:
         """Loss and accuracy on the held-out texts, always with the same tokens hidden."""
         backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
         masking = Masking(self.plan.objective, backbone.tokenizer)
-        masked = masking(self.held_out, generator).to(self.encoder.device)
-        with self.precision.autocast():
-            states = backbone(masked.tokens)[masked.places]
-            found = predict(backbone.decoder, states, masked.targets)
-        loss, right = (each.item() for each in found)
-        return HeldOut(loss / max(len(states), 1), right / max(len(states), 1))
+        sums, count = torch.zeros(2), 0
+        for part in _parts(self.held_out, self.plan):
+            masked = masking(part, generator).to(self.encoder.device)
+            with self.precision.autocast():
+                states = backbone(masked.tokens)[masked.places]
+                found = predict(backbone.decoder, states, masked.targets)
+            sums += torch.tensor([each.item() for each in found])
+            count += len(states)
+        return HeldOut(*(sums / max(count, 1)).tolist())
 
     def save(self, _: nn.Module, __: Path) -> None:
         """Write the model to ``output`` and not into the folder of the run, with its active terms
@@ -225,8 +231,8 @@ class _Model:
         if is_causal_lm(backbone.model.config) and not alone:
             start_logits(backbone, center=True)
         bias = backbone.need_bias()
-        tokens = self.held_out.to(device)
-        self.shift = level_active_terms(backbone, tokens, self.plan.active_terms)
+        parts = [part.to(device) for part in _parts(self.held_out, self.plan)]
+        self.shift = level_active_terms(backbone, parts, self.plan.active_terms)
         if alone:
             encoder = self.encoder
             encoder.backbone.need_bias().copy_(bias)
@@ -253,13 +259,17 @@ def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) 
 
 
 def split(tokens: TokenBatch, plan: Plan) -> tuple[TokenBatch, TokenBatch]:
-    """Texts to learn from, all where there are few, and texts by chance to be judged by: HELD_OUT,
-    or as many as the plan reads where it reads fewer, lest judging take longer than learning."""
+    """Texts to learn from, all where there are few, and texts by chance to be judged by: a tenth,
+    HELD_OUT at most, or as many as the plan reads where it reads fewer, lest judging take longer
+    than learning."""
     size = tokens.num_sequences
     read = plan.steps * plan.batch_tokens * size // max(tokens.num_tokens, 1)
     held = min(HELD_OUT, max(FEWEST_HELD_OUT, read))
     order = torch.from_numpy(permute(np.arange(size), size, derive_key(plan.seed, HELD_OUT)))
-    return tokens.take(order[held:] if size > held else order), tokens.take(order[:held])
+    if size < ONE_HELD_OUT_OF * FEWEST_HELD_OUT:
+        return tokens.take(order), tokens.take(order[:held])
+    held = min(held, size // ONE_HELD_OUT_OF)
+    return tokens.take(order[held:]), tokens.take(order[:held])
 
 
 def _build_trainer(
@@ -318,17 +328,26 @@ def _train(
     shutil.rmtree(trainer.folder / "checkpoints", ignore_errors=True)
 
 
+def _parts(texts: TokenBatch, plan: Plan) -> list[TokenBatch]:
+    """The texts in parts of about as many tokens as the plan learns from at once."""
+    ranges = ranges_within(texts.cu_seqlens, plan.batch_tokens)
+    return [texts.take(torch.arange(first, last)) for first, last in ranges]
+
+
 @torch.no_grad()
-def level_active_terms(backbone: Backbone, texts: TokenBatch, active_terms: int) -> float:
+def level_active_terms(backbone: Backbone, parts: Iterable[TokenBatch], active_terms: int) -> float:
     """Shift the decoder's bias so that the texts have ``active_terms`` active terms on average.
 
     Returns:
         What was added to every entry of the bias.
     """
     backbone.eval()
-    hidden = backbone(texts)
-    pieces = hidden.split(texts.cu_seqlens.diff().tolist())
-    highest = torch.cat([backbone.decoder(piece).amax(0) for piece in pieces])
+    pieces = [
+        backbone.decoder(piece).amax(0)
+        for texts in parts
+        for piece in backbone(texts).split(texts.cu_seqlens.diff().tolist())
+    ]
+    highest = torch.cat(pieces)
     rank = min(active_terms * len(pieces), highest.numel() - 1)
     threshold = highest.kthvalue(highest.numel() - rank).values
     backbone.decoder.bias.sub_(threshold)

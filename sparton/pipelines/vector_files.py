@@ -212,8 +212,8 @@ def _write_ids(file: Path, ids: Iterable[str]) -> None:
         for identifier in ids:
             if identifier.splitlines() != [identifier]:
                 raise ValueError(
-                    f"the id {identifier!r} holds a line break, and ids are written one per line: "
-                    "rename it in the file of texts"
+                    f"the id {identifier!r} is empty or holds a line break, and ids are written "
+                    "one per line: rename it in the file of texts"
                 )
             sink.write(f"{identifier}\n")
 

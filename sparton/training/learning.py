@@ -95,7 +95,8 @@ def _scored(
 def _leaves(name: str, loss: Loss) -> Iterator[tuple[str, RankingLoss]]:
     if isinstance(loss, WeightedSum):
         for part, own in loss.losses.items():
-            yield from _leaves(f"{name}.{part}", own)
+            if loss.weights[part]:
+                yield from _leaves(f"{name}.{part}", own)
     elif isinstance(loss, RankingLoss):
         yield name, loss
 

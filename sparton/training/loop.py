@@ -1,6 +1,7 @@
 """The training loop: step, update, log, evaluate, checkpoint; and going on where a run stopped."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError, refuse_below
+from sparton.errors import CheckpointError
 from sparton.models.damage import fault_of
 from sparton.training.averaging import AveragedWeights
 from sparton.training.diagnostics import collapse_warning, describe_representations
@@ -41,8 +44,11 @@ class LoopSettings:
         steps: length of the run.
         log_every, evaluate_every, checkpoint_every: periods; None for never. The last step is
             evaluated and checkpointed whenever the period is not None. The first step is logged in
-            any case, and so is that after a checkpoint.
+            any case, and so is the first after a run goes on.
         clip_norm: largest gradient norm, None for no clipping.
+
+    Raises:
+        ArgumentError: a number of steps below 1, or a norm that is not positive.
     """
 
     steps: int
@@ -50,6 +56,19 @@ class LoopSettings:
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     clip_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        refuse_below(
+            1,
+            steps=self.steps,
+            log_every=self.log_every,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+        )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ArgumentError(
+                "{clip_norm} must be positive, or None for no clipping", clip_norm=self.clip_norm
+            )
 
     def due(self, period: int | None, completed: int) -> bool:
         return period is not None and (completed % period == 0 or completed == self.steps)
@@ -113,11 +132,17 @@ class Trainer(Generic[OwnStep]):
         """Take up the newest checkpoint, if there is one. Returns the step to go on from.
 
         Raises:
-            CheckpointError: the checkpoints are damaged.
+            CheckpointError: the checkpoints are damaged, or not the same to all ranks.
             OtherRunError: they are of a run with other settings or data.
         """
         folder = self.folder / "checkpoints"
         state = self._weights.load_checkpoint(folder, _STATE, self.optimizer)
+        step = 0 if state is None else state["step"]
+        if (last := self.world.largest(step)) != -self.world.largest(-step):
+            raise CheckpointError(
+                f"{folder}: this process has read the checkpoint of step {step} and another one "
+                f"that of step {last} or before: see that all can read the newest, and start again"
+            )
         if state is None:
             return 0
         refuse_other_run(self.folder, state["identity"], self.identity)
@@ -234,6 +259,8 @@ class Trainer(Generic[OwnStep]):
                 with self._weights.gathered():
                     metrics = self.evaluate(self.encoder)
                 self.encoder.train()
+            if metrics and math.isnan(metrics[SELECT_BY]):
+                log.warning("%s of the dev tasks is no number: no model is kept of it", SELECT_BY)
             if metrics and metrics[SELECT_BY] > self.best:
                 self.best = metrics[SELECT_BY]
                 self._save_model()

@@ -113,12 +113,13 @@ class MicroBatchSearch:
     def _longest(self, batch: TrainBatch) -> TrainBatch:
         """The texts of a batch, each over and over until it has full length, and as many documents
         of every query as one may have."""
+        query_length, document_length = self.query_length, self.document_length
         if self.step.encoder.text_rows is not None:  # of which each is one token
-            return batch
+            query_length = document_length = 1
         share = batch.queries.num_sequences
         return TrainBatch(
-            _stretched(batch.queries, share, self.query_length),
-            _stretched(batch.documents, share * batch.most_documents, self.document_length),
+            _stretched(batch.queries, share, query_length),
+            _stretched(batch.documents, share * batch.most_documents, document_length),
             batch.teacher_scores,
         )
 

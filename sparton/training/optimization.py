@@ -70,7 +70,9 @@ def update(
         group["lr"] = group["base_lr"] * rate_factor
     scaler.unscale_(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = whole(nn.utils.clip_grad_norm_(parameters, clip_norm or float("inf")))
+    norm = whole(
+        nn.utils.clip_grad_norm_(parameters, float("inf") if clip_norm is None else clip_norm)
+    )
     scaler.step(optimizer)
     # Fused optimizers do not count what they change, and others need not: who keeps what was made
     # of weights looks at their versions.

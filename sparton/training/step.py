@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sparton.arguments import refuse_below
 from sparton.kernels.splade_head import HeadMemory
 from sparton.losses.objective import Objective
 from sparton.models.encoder import Encoder
@@ -119,6 +120,7 @@ class ExactStep:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        refuse_below(1, micro_batch=self.micro_batch)
         learning = (p for p in self.encoder.parameters() if p.requires_grad)
         self._gradient_sum = GradientSum(self.world, learning)
 

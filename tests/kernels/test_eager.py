@@ -46,7 +46,9 @@ def test_the_current_device_is_not_set_again(monkeypatch):
     entered = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device_of", lambda x: nullcontext(entered.append(x)))
-    operands = [(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i),) for i in range(3)]
+    own = {"is_cuda": True, "is_meta": False}
+    devices = [SimpleNamespace(**own, get_device=lambda i=i: i) for i in range(3)]
+    operands = [(device,) for device in devices]
     launch = on_its_device(lambda operands, *, twice: 2 * twice)
     assert [launch(x, twice=21) for x in operands] == [42] * 3
     assert entered == [operands[0][0], operands[2][0]]

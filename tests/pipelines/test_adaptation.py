@@ -104,6 +104,8 @@ def test_a_stopped_adaptation_goes_on_to_the_same_weights(start, tmp_path, monke
         adapt_lm(TEXTS, stopped, **settings | {"plan": replace(SHORT, seed=1)})
     with pytest.raises(CheckpointError, match="texts="):
         adapt_lm(TEXTS[1:], stopped, **settings)
+    with pytest.raises(CheckpointError, match=r"precision=bf16 \(was fp32\)"):
+        adapt_lm(TEXTS, stopped, **settings | {"precision": "bf16"})
     with monkeypatch.context() as patched:
         begun = stopping_at(-1, patched)
         adapted = adapt_lm(TEXTS, stopped, **settings)
@@ -196,13 +198,21 @@ def test_batches_are_shuffled_bounded_and_complete():
 
 @pytest.mark.parametrize(("steps", "held"), [(1, 32), (10, 100), (300, 256)])
 def test_short_plans_hold_fewer_texts_out(steps, held):
-    tokens = TokenBatch.from_lists([[row] * 10 for row in range(400)])
+    tokens = TokenBatch.from_lists([[row] * 10 for row in range(4000)])
     training, held_out = split(tokens, Plan(steps=steps, batch_tokens=100))
     assert held_out.num_sequences == held
     rows = torch.cat([training.input_ids[::10], held_out.input_ids[::10]])
-    assert rows.sort().values.tolist() == list(range(400))
+    assert rows.sort().values.tolist() == list(range(4000))
     few = tokens.select(0, 30)
     assert [each.num_sequences for each in split(few, SHORT)] == [30, 30]
+
+
+@pytest.mark.parametrize("size", [31, 255, 256, 257, 319, 320, 600, 2559, 2600])
+def test_nine_tenths_of_the_texts_are_learned_from(size):
+    tokens = TokenBatch.from_lists([[row] * 10 for row in range(size)])
+    learned, judged = split(tokens, Plan(steps=300, batch_tokens=1000))
+    assert learned.num_sequences >= 0.9 * size
+    assert judged.num_sequences == (min(size // 10, 256) if size >= 320 else min(size, 256))
 
 
 def test_the_vocabulary_is_listed_once_for_all_batches(monkeypatch):

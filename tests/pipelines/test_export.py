@@ -258,7 +258,7 @@ def stopping(real: Callable, calls: list[int]) -> Callable:
 def test_ids_that_are_not_one_line_are_refused_before_encoding(model, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "encode_texts", lambda *_, **__: 1 / 0)
     output, texts = tmp_path / "out" / "x.safetensors", TextList(["dodak"], ["a\nb"])
-    with pytest.raises(ValueError, match=r"the id 'a\\nb' holds a line break"):
+    with pytest.raises(ValueError, match=r"the id 'a\\nb' is empty or holds a line break"):
         export_vectors(model("colbert"), texts, output, "document")
     assert not list(output.parent.iterdir())
 

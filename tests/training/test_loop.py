@@ -416,6 +416,36 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]
 
 
+@pytest.mark.parametrize("other", [2, 12])
+def test_ranks_that_read_other_checkpoints_are_refused(tmp_path, monkeypatch, other):
+    """As of folders that are not shared, or of a disk that fails one rank."""
+    run(make_trainer(tmp_path))
+    trainer = make_trainer(tmp_path)
+    both = lambda self, own: max(own, other if own > 0 else -other)  # noqa: E731
+    monkeypatch.setattr(World, "largest", both)
+    if other == STEPS:
+        assert trainer.resume() == STEPS
+    else:
+        with pytest.raises(CheckpointError, match="of step 12 and another one that of step"):
+            trainer.resume()
+
+
+def test_a_dev_metric_that_is_no_number_is_told(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": float("nan")})
+    run(trainer)
+    assert "ndcg@10 of the dev tasks is no number" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"steps": 0}, {"log_every": 0}, {"checkpoint_every": -3}, {"clip_norm": 0.0}],
+)
+def test_plans_that_are_none_are_refused(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        LoopSettings(**{"steps": 4} | settings)
+
+
 def test_two_checkpoints_are_kept(tmp_path):
     run(make_trainer(tmp_path))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())

@@ -12,7 +12,7 @@ from sparton.training.distributed import World
 from sparton.training.micro_batch import MicroBatchSearch, fewest_parts
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
-from sparton.types import DocumentCounts, TokenBatch, TokenRows
+from sparton.types import DocumentCounts, TokenBatch, TokenRows, TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 from tests.training.ranks import CPU, on_ranks
 
@@ -106,6 +106,20 @@ def test_every_query_has_as_many_documents_as_one_may_have():
     search = searching()
     search.search(whole._replace(documents=few, counts=DocumentCounts(each, 1 + NEGATIVES)))
     assert search.step.encoder.seen == [(SHARE, SHARE * PER_QUERY, True)]
+
+
+def test_rows_of_texts_are_searched_as_texts_of_one_token():
+    """Queries with different numbers of negatives among them."""
+    tokens = TokenBatch.from_lists([[row % 7] for row in range(SHARE * PER_QUERY)])
+    each = torch.tensor([1 + NEGATIVES, *[1] * (SHARE - 1)])
+    counts = DocumentCounts(each, 1 + NEGATIVES)
+    rows = TrainBatch(tokens.select(0, SHARE), tokens.select(0, int(each.sum())), counts=counts)
+    search = searching()
+    search.step.encoder.text_rows = object()
+    longest = search._longest(rows)
+    assert longest.counts is None and longest.documents.num_tokens == SHARE * (1 + NEGATIVES)
+    for parts in (1, 2):
+        search.step.rehearse(longest.select(0, SHARE // parts), parts)
 
 
 @pytest.mark.parametrize("limit", [1e9, 3 * PER_QUERY])
