@@ -61,7 +61,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         OSError: there is a file at ``path``, or the disk is full or not writable; names the folder
             and the room left. What was at ``path`` before is untouched.
     """
-    path = path.absolute()  # "." has a name, too
+    path = path.resolve()  # "." has a name, too, and a link stays one
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is a file: name a folder")
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -58,3 +58,14 @@ def test_what_is_wrong_with_the_disk_is_said(tmp_path, monkeypatch, writer):
     with pytest.raises(OSError, match=said), writer(tmp_path / "one"):
         raise OSError("cause")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    place = tmp_path / "disk" / "model"
+    place.mkdir(parents=True)
+    (place / "old").write_text("")
+    (tmp_path / "link").symlink_to(place)
+    with replacing_folder(tmp_path / "link") as fresh:
+        (fresh / "new").write_text("")
+    assert (tmp_path / "link").is_symlink() and [x.name for x in place.iterdir()] == ["new"]
+    assert [x.name for x in place.parent.iterdir()] == ["model"]

@@ -236,7 +236,8 @@ def hub_texts(
         )
     rows = _rows(repository, configuration, split)
     held = [DataFile(repository, Path(each["filename"])) for each in rows.cache_files]
-    key = fingerprint(held, kind="texts", source=[repository, configuration, split])
+    source = [repository, configuration, split]
+    key = fingerprint(held, kind="texts", source=source, on_error=on_error)
 
     def read(tally: Tally) -> Iterator[Placed]:
         return _hub_records(repository, configuration, split, tally)

@@ -2,6 +2,7 @@
 
 import codecs
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from lzma import LZMAError
@@ -65,17 +66,21 @@ def locate(
     Raises:
         MissingDataError: a name or pattern that fits nothing; says what the folder holds.
         ConnectionError: the hub did not give a file; says how to do without.
-        ValueError: a folder of several data sets.
+        ValueError: a folder of several data sets, or a file that is named twice.
     """
     names = [files] if isinstance(files, str) else list(files)
     if root is None and hub is not None:
         return [_download(hub, name) for name in names]
     try:
-        return [file for name in names for file in _find(Path(root or "."), name)]
+        found = [file for name in names for file in _find(Path(root or "."), name)]
     except MissingDataError as error:
         if hub is None:
             raise
         raise MissingDataError(f"{error}. Without a root it comes from {hub}") from None
+    for path, times in Counter(file.path.resolve() for file in found).items():
+        if times > 1:
+            raise ValueError(f"{path} is named {times} times: leave all names but one out")
+    return found
 
 
 def _find(folder: Path, name: str) -> list[DataFile]:

@@ -37,7 +37,8 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(data: Mixture, *, share: float = 0.02, most: int = 1000, seed: int = 0) -> HeldOut:
-    """Part training data so that no query of one part is in the other.
+    """Part training data so that no query of one part is in the other; of a set of texts, its first
+    text counts.
 
     Which queries are held out follows from their texts and ``seed`` alone: not from the order of
     the files, nor from anything that differs between the runs of a sweep.

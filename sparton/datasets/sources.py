@@ -1,6 +1,6 @@
 """Training sources prepared from files: texts, ids, and the pairs of a BEIR folder.
 
-All are converted once into memory-mapped tables; opening a prepared source takes milliseconds.
+All are converted once into memory-mapped tables; opening a prepared source compares their digests.
 """
 
 import hashlib

@@ -76,11 +76,13 @@ class DamagedTableError(ValueError):
 
 
 def fingerprint(files: Sequence[DataFile], **settings: Any) -> str:
-    """A key that changes with any file's path, size or time, and with any setting."""
-    states = [
-        [file.name, str(file.path.resolve()), (stat := file.path.stat()).st_size, stat.st_mtime_ns]
-        for file in files
-    ]
+    """A key that changes with any file's path, size or times, and with any setting. (What takes the
+    place of a file may be given its size and the time when it was written.)"""
+    states = []
+    for file in files:
+        stat = file.path.stat()
+        times = [stat.st_mtime_ns, stat.st_ctime_ns]
+        states.append([file.name, str(file.path.resolve()), stat.st_size, *times])
     content = json.dumps([LAYOUT_VERSION, states, settings], sort_keys=True, default=repr)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

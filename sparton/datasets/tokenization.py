@@ -1,8 +1,10 @@
 """Texts to packed token batches. N texts, T tokens in all, S the query length."""
 
 import copy
+import os
 from collections.abc import Sequence
 from itertools import chain
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -204,8 +206,9 @@ class _Texts:
                 f"{{{name}:name}} to {most} or less",
                 **{name: length},
             )
-        self._tokenizer.no_truncation()
-        prompted, between = (self._count(text) for text in (form.prompt, self._echo or ""))
+        with _truncating():
+            self._tokenizer.no_truncation()
+            prompted, between = (self._count(text) for text in (form.prompt, self._echo or ""))
         least = self._special + prompted + between + (1 if self._echo is None else 2)
         if length < least:
             beside = f"{self._special} special tokens"
@@ -234,9 +237,10 @@ class _Texts:
         between, before = self._count(self._echo), self._special + self._count(form.prompt)
         room = (form.length - before - between) // 2
         whole = self._encode([form.prompt + text for text in texts], before + room)
-        self._tokenizer.enable_truncation(between + room)
         again = [self._echo + text for text in texts]
-        copies = self._tokenizer.encode_batch(again, add_special_tokens=False)
+        with _truncating():
+            self._tokenizer.enable_truncation(between + room)
+            copies = self._tokenizer.encode_batch(again, add_special_tokens=False)
         sequences, unpooled = [], []
         for ids, second in zip(whole, copies, strict=True):
             end = len(ids) - self._closing
@@ -246,8 +250,28 @@ class _Texts:
         return sequences, unpooled
 
     def _encode(self, texts: list[str], length: int) -> list[list[int]]:
-        self._tokenizer.enable_truncation(length if self._marker is None else length - 1)
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        with _truncating():
+            self._tokenizer.enable_truncation(length if self._marker is None else length - 1)
+            encodings = self._tokenizer.encode_batch_fast(texts)
+        return [encoding.ids for encoding in encodings]
+
+
+class _Turns:
+    """Where a tokenizer cuts is a state that all of its calls share: threads take turns. A process
+    that is forked has a lock of its own, as that of its parent may be held."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = Lock()
+
+    def __call__(self) -> Lock:
+        return self._lock
+
+
+_truncating = _Turns()
 
 
 def _batch(tokens: _Tokens) -> TokenBatch:

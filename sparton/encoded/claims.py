@@ -25,12 +25,16 @@ def claimed(path: Path) -> Iterator[bool]:
     Raises:
         OSError: the folder is not writable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:
-        yield False
-        return
+    descriptor = None
+    while descriptor is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileNotFoundError:  # another process that is done has just removed the folder
+            continue
+        except FileExistsError:
+            yield False
+            return
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{socket.gethostname()} {os.getpid()}")
     over = threading.Event()

@@ -42,16 +42,19 @@ class EncodedTexts:
     """
 
     def __init__(
-        self, folder: Path, facts: Facts, shards: Sequence[Stored], deleted: NDArray[np.int64]
+        self,
+        folder: Path,
+        facts: Facts,
+        shards: Sequence[Stored],
+        deleted: NDArray[np.int64],
+        digest: str,
     ) -> None:
-        self.folder, self.facts = folder, facts
+        self.folder, self.facts, self.digest = folder, facts, digest
         self._shards, self.deleted = shards, deleted
         self._verified: set[Path] = set()
         files = [folder / ids_file(number) for number in range(len(facts.parts))]
         self.ids = Ids(files, deleted)
         self.nbytes = sum(stored.nbytes for stored in shards)
-        told = (path for path in (folder / FACTS, folder / DELETED) if path.is_file())
-        self.digest = texts_digest(Seal.of(path).digest for path in told)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -142,6 +145,19 @@ def open_encoded(folder: str | Path) -> EncodedTexts:
         ValueError: names the file that is damaged or of something else.
     """
     folder = Path(folder)
+    digest, opened = _digest(folder), None
+    while opened is None or opened.digest != digest:  # another process has changed it meanwhile
+        opened, digest = _open(folder, digest), _digest(folder)
+    return opened
+
+
+def _digest(folder: Path) -> str:
+    """Of what a folder says of itself."""
+    told = (path for path in (folder / FACTS, folder / DELETED) if path.is_file())
+    return texts_digest(Seal.of(path).digest for path in told)
+
+
+def _open(folder: Path, digest: str) -> EncodedTexts:
     facts = read_facts(folder)
     for number, part in enumerate(facts.parts):
         if fault := part.ids.fault(folder / ids_file(number)):
@@ -152,7 +168,7 @@ def open_encoded(folder: str | Path) -> EncodedTexts:
             "missing; the sparton encode that began it goes on where it was"
         )
     shards = [inspect_shard(folder, shard, facts.settings) for shard in facts.shards()]
-    return EncodedTexts(folder, facts, shards, read_deleted(folder, facts.rows))
+    return EncodedTexts(folder, facts, shards, read_deleted(folder, facts.rows), digest)
 
 
 def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:

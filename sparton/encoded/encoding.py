@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from sparton.arguments import refuse_below
 from sparton.datasets.texts import TextList, TextTable
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.encoded.claims import Watch, claimed
+from sparton.encoded.claims import PATIENCE, Watch, claimed
 from sparton.encoded.collection import EncodedTexts, open_encoded
 from sparton.encoded.facts import Facts, Settings, Shard, check_place, read_facts
 from sparton.encoded.folders import Texts, begin_folder
 from sparton.encoded.identity import encoder_digest
-from sparton.encoded.shards import inspect_shard, shard_path, write_shard
+from sparton.encoded.shards import SHARDS, inspect_shard, shard_path, write_shard
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.encoding import (
@@ -299,9 +299,14 @@ def encode_collection(
 
 
 def _sweep(output: Path) -> None:
-    """Remove what processes that died have left in a complete folder."""
-    # Files of the second pattern are those of safetensors.
-    for path in (*output.rglob("*.tmp"), *output.rglob(".tmp*"), *(output / _CLAIMS).glob("*")):
-        path.unlink(missing_ok=True)
+    """Remove what processes that died have left in a complete folder: claims, shards in part, and
+    of other files in part those that are old, as others may change the folder meanwhile."""
+    shards, now = output / SHARDS, time.time()
+    for path in (*output.glob("*.tmp"), *output.glob("*/*.tmp"), *shards.glob(".tmp*")):
+        with suppress(FileNotFoundError):
+            if path.parent == shards or now - path.stat().st_mtime > PATIENCE:
+                path.unlink()
     with suppress(OSError):  # another process sweeps, too
+        for path in (output / _CLAIMS).glob("*"):
+            path.unlink(missing_ok=True)
         (output / _CLAIMS).rmdir()

@@ -208,8 +208,10 @@ def check_place(output: Path) -> bool:
     if (output / FACTS).is_file():
         return True
     held = sorted(each.name for each in output.iterdir()) if output.is_dir() else []
-    # A worker that was killed, or another that is just about to, has written ids alone.
-    others = [name for name in held if not name.startswith(ids_file(0))]
+    if FACTS in held:  # since then
+        return True
+    # A worker that was killed, or another that is about to, has written ids, and facts in part.
+    others = [name for name in held if not name.startswith((ids_file(0), f"{FACTS}."))]
     if others or (output.exists() and not output.is_dir()):
         raise ArgumentError(
             "{} is there and holds no encoded texts: choose another {output:name}",

@@ -315,4 +315,5 @@ def _label(metric: str) -> str:
 
 
 def _file(result: TaskResult, ending: str) -> str:
-    return f"runs/{re.sub('[^a-zA-Z0-9_.-]+', '-', result.name)}.{ending}"
+    name = re.sub(r"[^\w.-]+", "-", result.name)
+    return f"runs/{name}.{ending}"

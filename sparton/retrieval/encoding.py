@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,11 @@ def _refuse_precision(precision: object, encoder: nn.Module | None) -> None:
         )
 
 
+# How many blocks are at work with an encoder, and whether it was training before the first.
+_modes: dict[int, tuple[int, bool]] = {}
+_modes_lock = Lock()
+
+
 @contextmanager
 def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.device]:
     """The encoder's device; inside, the encoder is in evaluation mode, nothing has a gradient, and
@@ -211,13 +217,13 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
         _refuse_precision(precision, encoder)
     dtype = AUTOCAST[precision]
     in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
-    was_training, threads = encoder.training, torch.get_num_threads()
-    encoder.eval()
+    threads = torch.get_num_threads()
     if device.type == "cuda":
         torch.set_num_threads(1)
     try:
         # Not inference mode: a model may cache tensors here that training later differentiates.
         with (
+            _in_evaluation_mode(encoder),
             torch.no_grad(),
             torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
             keeping_weights(encoder),
@@ -226,7 +232,25 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
             yield device
     finally:
         torch.set_num_threads(threads)
-        encoder.train(was_training)
+
+
+@contextmanager
+def _in_evaluation_mode(encoder: Any) -> Iterator[None]:
+    """Until the last of all blocks with this encoder that overlap has ended: several threads may
+    encode."""
+    with _modes_lock:
+        inside, was_training = _modes.get(id(encoder), (0, encoder.training))
+        _modes[id(encoder)] = inside + 1, was_training
+        encoder.eval()
+    try:
+        yield
+    finally:
+        with _modes_lock:
+            inside, was_training = _modes.pop(id(encoder))
+            if inside > 1:
+                _modes[id(encoder)] = inside - 1, was_training
+            else:
+                encoder.train(was_training)
 
 
 def _checked_kinds(

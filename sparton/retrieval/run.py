@@ -43,7 +43,8 @@ class Run(NamedTuple):
 
     def ties_by_id(self) -> "Run":
         """The same results, where equal scores come in the order of trec_eval: by the ids of their
-        documents, the last of the alphabet first. The order of the collection decides nothing."""
+        documents, the last of the alphabet first. Among them, the order of the collection decides
+        nothing."""
         found = self.rows >= 0
         ties = (self.scores[:, 1:] == self.scores[:, :-1]) & found[:, 1:]
         queries = ties.any(axis=1).nonzero()[0]

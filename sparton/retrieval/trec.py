@@ -1,5 +1,6 @@
 """Runs as TREC files, as trec_eval and its relatives read them."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def read_run(path: Path | str) -> Run:
         for number, line in enumerate(file, start=1):
             try:
                 query, _, document, _, score, _ = line.split()
-                scores.setdefault(query, {})[document] = float(score)
+                if math.isnan(value := float(score)):
+                    raise ValueError
+                scores.setdefault(query, {})[document] = value
             except ValueError:
                 raise ValueError(
                     f"{path}:{number}: expected 'query Q0 document rank score tag', "

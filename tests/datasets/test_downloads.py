@@ -235,6 +235,8 @@ def test_faults_of_texts_to_encode(registered: str, tmp_path: Path) -> None:
         hub_texts(path, "document", cache_dir=cache)
     skipping = hub_texts(path, "document", on_error="skip", cache_dir=cache)
     assert len(skipping) == 2 and skipping.table.facts["skipped"] == 1
+    with pytest.raises(ValueError, match="row 3"):
+        hub_texts(path, "document", cache_dir=cache)
     with pytest.raises(ValueError, match="configurations corpus: queries is needed"):
         hub_texts(path, "query", cache_dir=cache)
     twice = write_hub(tmp_path / "twice", {"corpus": {"test": [CORPUS[0], CORPUS[0]]}})

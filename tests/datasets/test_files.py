@@ -113,6 +113,8 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
         "a.tsv",
     ]
     assert locate(f"{root}/c.jsonl")[0].path.name == "c.jsonl"
+    with pytest.raises(ValueError, match=r"a\.tsv is named 2 times: leave all names but one out"):
+        locate(["*.tsv", "a.tsv"], root=root)
     with pytest.raises(FileNotFoundError, match=r"d\.tsv: no such file.*holds a\.tsv, b\.tsv, c"):
         locate("d.tsv", root=root)
     with pytest.raises(FileNotFoundError, match=r"in is a folder: name its files, as .*/in/\*"):

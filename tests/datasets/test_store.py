@@ -94,6 +94,11 @@ def test_fingerprints_follow_files_and_settings(tmp_path: Path) -> None:
     assert fingerprint([file], limit=None) == first
     assert fingerprint([file], limit=3) != first
     assert fingerprint([file, file], limit=None) != first
+    times = path.stat()
+    path.unlink()
+    path.write_text("y")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert fingerprint([file], limit=None) != first, "another of the same size and time"
     path.write_text("xy")
     assert fingerprint([file], limit=None) != first
 

@@ -49,6 +49,17 @@ def test_threads_may_tokenize_queries_and_documents_at_once(
     assert {batch.max_seqlen for batch in batches[1::2]} == {32}
 
 
+def test_threads_may_cut_texts_of_one_side_at_different_lengths(
+    word_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = PackedTokenizer(word_tokenizer, 8, 32)
+    forms = [TextForm(document_length=length) for length in (8, 32)] * 200
+    with ThreadPoolExecutor(8) as threads:
+        batches = list(threads.map(lambda x: tokenizer.documents(["w1 " * 100] * 8, x), forms))
+    assert {batch.max_seqlen for batch in batches[::2]} == {8}
+    assert {batch.max_seqlen for batch in batches[1::2]} == {32}
+
+
 def test_a_tokenizer_without_special_tokens_gives_empty_sequences(
     word_tokenizer: PreTrainedTokenizerFast,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,9 @@ from sparton.datasets.texts import TextList
 from sparton.digests import Seal
 from sparton.encoded import EncodedTexts, delete_texts, encode_collection, open_encoded
 from sparton.encoded.deletion import write_deleted
+from sparton.encoded.facts import check_place
 from sparton.encoded.ids import write_ids
+from sparton.encoded.shards import inspect_shard
 from sparton.evaluation import load_retriever
 from sparton.representations import Representations
 from sparton.retriever import load
@@ -139,9 +142,40 @@ def test_what_a_process_that_died_has_left_is_swept(model, tmp_path):
     before = files(tmp_path / "docs")
     shards = tmp_path / "docs" / "shards"
     (shards / "00001.safetensors").rename(shards / ".tmpAb12cd")  # as safetensors names its own
-    (tmp_path / "docs" / "ids.arrow.0a1b2c3d.tmp").write_text("")
+    old, fresh = (tmp_path / "docs" / f"ids.arrow.{name}.tmp" for name in ("0a1b2c3d", "4e5f6a7b"))
+    for each in (old, fresh):
+        each.write_text("")
+    os.utime(old, (0, 0))
     encoded(model, tmp_path / "docs", FIRST)
+    assert fresh.exists(), "another process may be writing it"
+    fresh.unlink()
     assert files(tmp_path / "docs") == before
+
+
+def test_a_folder_that_is_just_being_begun_is_no_other(tmp_path):
+    (tmp_path / "ids.arrow").write_text("")
+    (tmp_path / "encoding.json.0a1b2c3d.tmp").write_text("")
+    assert not check_place(tmp_path)
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(ValueError, match="holds no encoded texts"):
+        check_place(tmp_path)
+
+
+def test_a_folder_that_changes_while_it_is_opened_is_opened_as_it_is_then(
+    model, tmp_path, monkeypatch
+):
+    gone = list(encoded(model, tmp_path / "docs", FIRST).ids)[3]
+
+    def meanwhile(*arguments: object) -> object:
+        monkeypatch.undo()
+        found = inspect_shard(*arguments)
+        delete_texts(tmp_path / "docs", [gone])
+        return found
+
+    monkeypatch.setattr("sparton.encoded.collection.inspect_shard", meanwhile)
+    opened = open_encoded(tmp_path / "docs")
+    assert len(opened) == len(FIRST) - 1 and gone not in list(opened.ids)
+    assert opened.digest == open_encoded(tmp_path / "docs").digest
 
 
 def test_without_locks_a_process_that_another_has_overtaken_goes_on(model, tmp_path, monkeypatch):

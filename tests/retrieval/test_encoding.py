@@ -3,6 +3,7 @@
 N texts, T tokens, E width of a token's vector.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import datasets
@@ -21,7 +22,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import batches, encoding
-from sparton.retrieval.encoding import AUTOCAST, encode_texts, usual_precision
+from sparton.retrieval.encoding import AUTOCAST, encode_texts, evaluating, usual_precision
 from sparton.retrieval.ordering import in_order
 from sparton.types import Forms, Side, TokenBatch
 
@@ -125,6 +126,17 @@ def test_encoder_is_in_evaluation_mode_without_gradients(training, precision):
     encode(encoder, ["1 2", "3"], precision=precision)
     assert encoder.training is training
     assert set(encoder.states) == {(False, False, AUTOCAST[precision])}
+
+
+def test_the_mode_stays_until_the_last_block_that_overlaps_has_ended():
+    encoder = CountingEncoder().train()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(evaluating(encoder))
+    second.enter_context(evaluating(encoder))
+    first.close()
+    assert not encoder.training
+    second.close()
+    assert encoder.training
 
 
 @pytest.mark.parametrize("text", ["nonsense", "1 99"])

@@ -41,7 +41,7 @@ def test_identifiers_that_the_format_cannot_express(tmp_path, bad):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", ["q Q0 d 2", "q Q0 d 2 high tag", ""])
+@pytest.mark.parametrize("line", ["q Q0 d 2", "q Q0 d 2 high tag", "q Q0 d 2 nan tag", ""])
 def test_malformed_line_is_named(tmp_path, line):
     (tmp_path / "run.trec").write_text(f"q Q0 d 1 2.0 tag\n{line}\n")
     with pytest.raises(ValueError, match=r"run\.trec:2: expected"):
