@@ -64,8 +64,9 @@ _LOG_LINES = 20
 
 class HeldOut(NamedTuple):
     """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly.
-    These are a tenth of the texts, 256 at most, and no more than a plan reads that reads over 32.
-    Of fewer than 320 texts none is held out: the model is judged by some that it learns from."""
+    These are a tenth of the texts and 256 at most; of a plan that reads fewer, as many as it reads,
+    but 32 at least. Of fewer than 320 texts none is held out: the model is judged by some that it
+    learns from."""
 
     loss: float
     accuracy: float
