@@ -22,7 +22,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import batches, encoding
-from sparton.retrieval.encoding import AUTOCAST, encode_texts, evaluating, usual_precision
+from sparton.retrieval.encoding import AUTOCAST, encode_texts, usual_precision
 from sparton.retrieval.ordering import in_order
 from sparton.types import Forms, Side, TokenBatch
 
@@ -130,9 +130,9 @@ def test_encoder_is_in_evaluation_mode_without_gradients(training, precision):
 
 def test_the_mode_stays_until_the_last_block_that_overlaps_has_ended():
     encoder = CountingEncoder().train()
-    first, second = ExitStack(), ExitStack()
-    first.enter_context(evaluating(encoder))
-    second.enter_context(evaluating(encoder))
+    first, second = ExitStack(), ExitStack()  # as of two threads
+    for block in (first, second):
+        block.enter_context(encoding._in_evaluation_mode(encoder))
     first.close()
     assert not encoder.training
     second.close()
