@@ -152,7 +152,7 @@ def open_encoded(folder: str | Path) -> EncodedTexts:
 
 
 def _digest(folder: Path) -> str:
-    """Of what a folder says of itself."""
+    """The digest of what a folder says of itself."""
     told = (path for path in (folder / FACTS, folder / DELETED) if path.is_file())
     return texts_digest(Seal.of(path).digest for path in told)
 
