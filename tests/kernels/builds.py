@@ -51,11 +51,12 @@ from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
 from sparton.kernels.varlen_attention.hopper_attention import attention_hopper
+from sparton.kernels.varlen_attention.hopper_backward import attention_backward_hopper
 from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
-ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel", "_assert_lengths_kernel")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel", "_shares_kernel")
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 
 
@@ -184,7 +185,9 @@ def attention_on_hopper(d: int, *, lse: bool) -> None:
     states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
     operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
     sums = torch.zeros(12, 600) if lse else None
-    attention_hopper(operands, torch.zeros_like(states), sums)
+    attention_hopper(operands, states, sums)
+    if sums is not None:
+        attention_backward_hopper(operands, (states, sums, states), (states, states, states))
 
 
 def layer(dtype: torch.dtype, D: int) -> None:

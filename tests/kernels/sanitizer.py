@@ -60,6 +60,7 @@ SPECIALISED = (
     Path(segment_max.__file__).with_name("hopper.py"),
     Path(encoder_layer.__file__).with_name("hopper_products.py"),
     Path(varlen_attention.__file__).with_name("hopper_attention.py"),
+    Path(varlen_attention.__file__).with_name("hopper_backward.py"),
 )
 ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -162,7 +163,7 @@ def attention() -> None:
     query, key, value = (rows(sum(LENGTHS), 2, 64) for _ in range(3))
     sides = (bounds(*LENGTHS),) * 2
     learn(ops.varlen_attention(query, key, value, *sides, longest, longest))
-    # Long enough for the kernel that Hopper has.
+    # Long enough for the kernels that Hopper has.
     states, longest = rows(300, 3, 600, 64), 170
     learn(ops.varlen_self_attention(states, bounds(170, 0, 1, 129), longest))
 

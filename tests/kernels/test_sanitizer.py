@@ -60,7 +60,13 @@ def test_what_the_tool_finds_is_written_down(
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    enumerate(("_segment_max_hopper_kernel", "_linear_hopper_kernel", "_attention_hopper_kernel")),
+    [
+        (0, "_segment_max_hopper_kernel"),
+        (1, "_linear_hopper_kernel"),
+        (2, "_attention_hopper_kernel"),
+        (3, "_dquery_hopper_kernel"),
+        (3, "_dkey_hopper_kernel"),
+    ],
 )
 def test_reads_that_triton_adds_are_told_from_races_of_ours(number, name):
     file = sanitizer.SPECIALISED[number]

@@ -4,7 +4,7 @@ Tq and Tk packed tokens of queries and keys, H heads, d the width of a head. The
 is the reference in the same 16 bits, which also rounds scores and weights.
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +15,7 @@ from triton.runtime.errors import InterpreterError
 
 from sparton.kernels.varlen_attention import (
     function,
+    hopper_rings,
     operands,
     stacked,
     varlen_attention,
@@ -27,6 +28,7 @@ from sparton.kernels.varlen_attention.backward import (
     varlen_attention_backward,
 )
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
+from sparton.kernels.varlen_attention.hopper_rings import BLOCK
 from sparton.kernels.varlen_attention.tiles import Tiling
 
 on_gpu = torch.cuda.is_available()
@@ -458,3 +460,26 @@ def test_tilings_serve_every_width_and_length():
     for d in (16, 32, 64, 128):
         assert min(tile.block_q for tile in backward_tiling(d)) >= 16
         assert all(forward_tiling(d, longest).block_q >= 16 for longest in (1, 64, 65, 8192))
+
+
+@pytest.mark.parametrize("H", [1, 3, 12])
+@pytest.mark.parametrize("N", [0, 1, 7, BLOCK, 2 * BLOCK + 1])
+def test_specialised_warps_share_the_work(N, H, monkeypatch):
+    """Of the sequences in their order every group has as much as another, but for one sequence."""
+    monkeypatch.setattr(hopper_rings, "multiprocessors", lambda device: 35)
+    generator = torch.Generator().manual_seed(N + H)
+    query_lengths, key_lengths = (
+        tuple(torch.randint(0, 200, (N,), generator=generator).tolist()) for _ in range(2)
+    )
+    problem = make_problem(query_lengths, key_lengths, H=H, d=16)
+    packed = operands.attention_operands(*problem.given(), 1.0)
+    shares = hopper_rings.share_out(packed).tolist()
+    groups = 35 // H
+    assert len(shares) == groups + 1
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == N
+    work = [
+        -(-queries // 64) * (-(-keys // 64) + 1) + 2
+        for queries, keys in zip(query_lengths, key_lengths)
+    ]
+    for first, end in pairwise(shares):
+        assert abs(sum(work[first:end]) - sum(work) / groups) <= max(work, default=0)

@@ -5,20 +5,28 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.launch import multiprocessors
+from sparton.kernels.varlen_attention import backward as backwards
 from sparton.kernels.varlen_attention import forward as forwards
 from sparton.kernels.varlen_attention import operands
+from sparton.kernels.varlen_attention.backward import backward_tiling, varlen_attention_backward
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
-from sparton.kernels.varlen_attention.hopper_attention import (
+from sparton.kernels.varlen_attention.hopper_attention import attention_hopper
+from sparton.kernels.varlen_attention.hopper_backward import attention_backward_hopper
+from sparton.kernels.varlen_attention.hopper_rings import (
     MOST_CHUNKS,
     SHORT,
     TILE,
     WAVES,
-    attention_hopper,
     suits_hopper,
 )
 from sparton.kernels.varlen_attention.reference import varlen_attention_reference
 from tests.kernels.test_encoder_layer import HALVES
-from tests.kernels.test_varlen_attention import Problem, errors, make_problem
+from tests.kernels.test_varlen_attention import (
+    Problem,
+    assert_as_exact_as_eager,
+    errors,
+    make_problem,
+)
 
 LONGEST = TILE.value * MOST_CHUNKS
 pytestmark = pytest.mark.gpu
@@ -51,9 +59,21 @@ def on_hopper_kernel(
     return out, sums
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("d", [32, 64])
-@pytest.mark.parametrize(
+def gradients_on_hopper(
+    problem: Problem, given: operands.AttentionOperands | None = None
+) -> list[Tensor]:
+    """What the kernels make of them, however few, forward and backward."""
+    given = packed(problem) if given is None else given
+    out, lse = on_hopper_kernel(given)
+    assert lse is not None
+    shapes = given.query.shape, given.key.shape, given.value.shape
+    nan = float("nan")
+    dquery, dkey, dvalue = (torch.full(x, nan, dtype=out.dtype, device="cuda") for x in shapes)
+    attention_backward_hopper(given, (out, lse, problem.grad), (dquery, dkey, dvalue))
+    return [out, dquery, dkey, dvalue]
+
+
+cases = pytest.mark.parametrize(
     ("lengths", "key_lengths"),
     [
         ((65,), None),
@@ -64,6 +84,11 @@ def on_hopper_kernel(
         (tuple([LONGEST] * 9), None),
     ],
 )
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("d", [32, 64])
+@cases
 def test_results_are_as_exact_as_eager(lengths, key_lengths, d, dtype):
     problem = make_problem(lengths, key_lengths, H=3, d=d, dtype=dtype)
     given = packed(problem)
@@ -82,6 +107,27 @@ def test_results_are_as_exact_as_eager(lengths, key_lengths, d, dtype):
     assert not torch.allclose(lse + 1e-3, sums, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("d", [32, 64])
+@cases
+def test_gradients_are_as_exact_as_eager(lengths, key_lengths, d, dtype):
+    problem = make_problem(lengths, key_lengths, H=3, d=d, dtype=dtype)
+    found = gradients_on_hopper(problem)
+    assert_as_exact_as_eager(found, problem, noticed=0.02)
+    assert all(map(torch.equal, gradients_on_hopper(problem), found))
+
+
+def test_gradients_do_not_depend_on_what_lies_between_sums(monkeypatch):
+    """What is not written there may be anything."""
+    problem = make_problem(drawn(40, 200), H=3, d=64)
+    expected = gradients_on_hopper(problem)
+    allocate = Tensor.new_empty
+    monkeypatch.setattr(
+        Tensor, "new_empty", lambda x, *shape: allocate(x, *shape).fill_(float("nan"))
+    )
+    assert all(map(torch.equal, gradients_on_hopper(problem), expected))
+
+
 def test_rings_go_round_often_and_bits_are_the_same():
     """Thousands of problems for each program, of one tile and of many, in any order."""
     problem = make_problem(drawn(9000, 200) + drawn(2000, 60, 1), H=12, d=64)
@@ -92,40 +138,58 @@ def test_rings_go_round_often_and_bits_are_the_same():
     assert errors([out], [tiled.double()])[0] < 1e-3
     for _ in range(5):
         assert torch.equal(varlen_attention_forward(given)[0], out)
+    lse = varlen_attention_forward(given)[1]
+    assert lse is not None
+    gradients = varlen_attention_backward(problem.grad, given, out, lse)
+    tiled = varlen_attention_backward(problem.grad, given, out, lse, tiling=backward_tiling(64))
+    assert max(errors(list(gradients), [x.double() for x in tiled])) < 1e-3
+    for _ in range(5):
+        again = varlen_attention_backward(problem.grad, given, out, lse)
+        assert all(map(torch.equal, again, gradients))
 
 
 def test_operands_of_any_strides():
     """Heads first, tokens first, and all three in one."""
     problem = make_problem(drawn(30, 300), H=4, d=64)
-    out, _ = on_hopper_kernel(packed(problem))
+    expected = gradients_on_hopper(problem)
     for lay in (
         lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
         lambda x: torch.stack([x, x, x], 1)[:, 1],
     ):
-        given = packed(problem.with_states(*map(lay, problem.states)))
-        assert torch.equal(on_hopper_kernel(given)[0], out)
+        laid = problem.with_states(*map(lay, problem.states))._replace(grad=lay(problem.grad))
+        assert all(map(torch.equal, gradients_on_hopper(laid), expected))
 
 
-def test_others_have_the_portable_kernel(monkeypatch):
-    called: list[int] = []
+def test_others_have_the_portable_kernels(monkeypatch):
+    called: list[str] = []
 
-    def counted(given: operands.AttentionOperands, out: Tensor, lse: Tensor | None) -> None:
-        called.append(1)
-        attention_hopper(given, out, lse)
+    def counted(hopper):
+        return lambda *args: called.append(hopper.__name__) or hopper(*args)
 
-    monkeypatch.setattr(forwards, "attention_hopper", counted)
+    monkeypatch.setattr(forwards, "attention_hopper", counted(attention_hopper))
+    monkeypatch.setattr(backwards, "attention_backward_hopper", counted(attention_backward_hopper))
+
+    def run(problem: Problem, window: int = -1) -> list[str]:
+        called.clear()
+        given = packed(problem)._replace(window=window)
+        out, lse = varlen_attention_forward(given)
+        assert lse is not None
+        varlen_attention_backward(problem.grad, given, out, lse)
+        return called
+
     enough = WAVES * multiprocessors(torch.device("cuda"))
     many = (SHORT + 2,) + (1,) * (enough // 2)
     problem = make_problem(many, H=2, d=64)
-    varlen_attention_forward(packed(problem))
-    assert len(called) == 1
+    assert run(problem) == ["attention_hopper", "attention_backward_hopper"]
     for other in (
         make_problem(many[: enough // 2 - 1], H=2, d=64),
         make_problem((SHORT, *many[1:]), H=2, d=64),
         make_problem((LONGEST + 1, *many[1:]), H=2, d=64),
+        make_problem((LONGEST + 1, *many[1:]), many, H=2, d=64),
         make_problem(many, H=2, d=128),
     ):
         assert not suits_hopper(packed(other))
-        varlen_attention_forward(packed(other))
-    varlen_attention_forward(packed(problem)._replace(window=8))
-    assert len(called) == 1
+        assert run(other) == []
+    assert run(problem, window=8) == []
+    wide = problem.grad.new_empty(len(problem.grad), 2, 65)[..., 1:]
+    assert run(problem._replace(grad=wide.copy_(problem.grad))) == ["attention_hopper"]

@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import is_hopper
 from sparton.kernels.launch import Launch, cdiv
+from sparton.kernels.varlen_attention.hopper_backward import attention_backward_hopper
+from sparton.kernels.varlen_attention.hopper_rings import suits_hopper
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,
@@ -159,7 +162,8 @@ def varlen_attention_backward(
         out, lse: what the forward returned.
         gradients: where to write: tensors of the results' shapes and of one token stride, heads
             and their entries side by side. None makes contiguous ones.
-        tiling: how the work is cut; see :func:`backward_tiling` for the default.
+        tiling: how the work is cut; see :func:`backward_tiling` for the default, in the place of
+            which Hopper has kernels of its own for most.
 
     Returns:
         dquery ``[Tq, H, d]``, dkey and dvalue ``[Tk, H, d]``. Sums run in fp32 in a fixed order;
@@ -175,7 +179,6 @@ def varlen_attention_backward(
             f"grad and out must be [Tq, H, d] = {tuple(query.shape)} and lse [H, Tq], got "
             f"{tuple(grad.shape)}, {tuple(out.shape)} and {tuple(lse.shape)}"
         )
-    tiling = tiling or backward_tiling(d)
     grad, out = unit_stride(grad), out.contiguous()
     if gradients is None:
         dquery, dkey, dvalue = (
@@ -186,8 +189,10 @@ def varlen_attention_backward(
     if query.numel() == 0 or key.numel() == 0:
         for gradient in gradients:
             gradient.zero_()
+    elif tiling is None and is_hopper(query.device) and suits_hopper(operands, grad, out):
+        attention_backward_hopper(operands, (out, lse, grad), gradients)
     else:
-        _launch_both(operands, (out, lse, grad), gradients, tiling)
+        _launch_both(operands, (out, lse, grad), gradients, tiling or backward_tiling(d))
     return gradients
 
 

@@ -14,7 +14,8 @@ from triton.runtime import JITFunction
 
 from sparton.kernels.dispatch import is_hopper
 from sparton.kernels.launch import Launch, cdiv
-from sparton.kernels.varlen_attention.hopper_attention import attention_hopper, suits_hopper
+from sparton.kernels.varlen_attention.hopper_attention import attention_hopper
+from sparton.kernels.varlen_attention.hopper_rings import suits_hopper
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,
