@@ -167,6 +167,7 @@ class _Layer(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved, *weights, *parameters)
         ctx.options, ctx.residual_dtype = options, residual.dtype
+        ctx.same = operand is residual
         return out.out, out.second
 
     @staticmethod
@@ -183,7 +184,7 @@ class _Layer(Function):
         with without_autocast(given[0].device):
             middle, narrow, of_output = layer.feed_forward(given, fed)
             operand, residual, of_attention = layer.attention(
-                [middle, narrow], attended, ctx.residual_dtype
+                [middle, narrow], attended, ctx.residual_dtype, same=ctx.same
             )
         return None, None, operand, residual, *of_attention, *of_output
 
@@ -293,9 +294,15 @@ class _Backward(NamedTuple):
         return dmiddle, doperand, [dintermediate, dinner_bias, doutput, dbias, dgain, dshift]
 
     def attention(
-        self, grads: list[Tensor], attended: _Attended, residual_dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """The same of the half before."""
+        self,
+        grads: list[Tensor],
+        attended: _Attended,
+        residual_dtype: torch.dtype,
+        *,
+        same: bool,
+    ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+        """The same of the half before. Where one tensor is its operand and residual, the product
+        ends in the sum of both gradients, which is otherwise a pass of its own."""
         dproduct, dresidual, (dgain, dbias, dshift) = self._norm(
             grads, attended, self.parameters.attention_gain, self.options.attention, residual_dtype
         )
@@ -308,11 +315,13 @@ class _Backward(NamedTuple):
             dmixed, operands, attended.mixed.view(shape), attended.lse,
             gradients=self.options.operands(dstates)[:3],
         )  # fmt: skip
-        doperand = torch.mm(dstates, self.weights.projection)
+        weight = self.weights.projection
+        doperand = dresidual.addmm_(dstates, weight) if same else torch.mm(dstates, weight)
         dprojection = self._of_weights(dstates, attended.operand, *LayerParameters._fields[:3])
         dweights = [None] * 3 if dprojection is None else dprojection.chunk(3)
         dbiases = dstates.sum(0, dtype=torch.float32).chunk(3)
-        return doperand, dresidual, [*dweights, *dbiases, dattention, dbias, dgain, dshift]
+        of_residual = None if same else dresidual
+        return doperand, of_residual, [*dweights, *dbiases, dattention, dbias, dgain, dshift]
 
     def _norm(
         self,

@@ -85,7 +85,10 @@ class FusedLayer(GradientCheckpointingLayer):
     def _as_one(
         self, states: States, *, cu_seq_lens_q: Tensor, max_length_q: int, owned: bool, **_: Any
     ) -> States:
-        operand, residual = operand_of(states).squeeze(0), residual_of(states).squeeze(0)
+        narrow, wide = operand_of(states), residual_of(states)
+        operand = narrow.squeeze(0)
+        # One tensor stays one: the layer adds its two gradients on its way.
+        residual = operand if wide is narrow else wide.squeeze(0)
         dtype = autocast_dtype(operand)
         assert dtype is not None
         attention, first, inner, last = self._parts

@@ -135,6 +135,26 @@ def test_results_are_those_of_the_parts(dtype, sums, copy, p):
         assert all(torch.equal(x, y) for x, y in zip(found[:2], expected[:2], strict=True))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_tensor_that_is_operand_and_residual_has_the_sum_of_both_gradients(dtype, p):
+    operand, _ = states(dtype, dtype)
+    residual = operand.detach().clone().requires_grad_()
+    learned, options = parameters(), options_of(p, dtype, None)
+    weights = weights_of(learned, dtype)
+    torch.manual_seed(3)
+    apart = post_norm_layer(operand, residual, learned, weights, options)
+    torch.manual_seed(3)
+    together = post_norm_layer(operand, operand, learned, weights, options)
+    assert torch.equal(together[0], apart[0])
+    first, second, *expected = gradients(apart, [operand, residual, *learned])
+    found, *others = gradients(together, [operand, *learned])
+    assert all(map(torch.equal, others, expected))
+    # Rounded once.
+    total = first.double() + second.double()
+    assert error(found, total) < torch.finfo(dtype).eps < error(first, total)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_without_a_graph_gelu_may_be_the_librarys(dtype):
     """Its error is below that of rounding; with a graph nothing changes."""

@@ -205,6 +205,7 @@ SUITES: dict[str, list[Cell]] = {
     # Late interaction; the joint model beside each of its halves, on the same texts.
     "colbert": [
         _late(OURS, COLBERT, "colbert"),
+        _late(OURS, COLBERT, "colbert", half_residual=True),
         _late(OURS, COLBERT, "colbert", compiled=True),
         _late(OURS, COLBERT, "colbert", compiled=True, half_residual=True),
         _late(THEIRS, COLBERT, ""),
