@@ -118,9 +118,9 @@ def make_ring(tensors, DEPTH: gl.constexpr, CONSUMERS: gl.constexpr):
     for stage in gl.static_range(DEPTH):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=CONSUMERS)
-    buffers: Any = ()
+    buffers = ()
     for i in gl.static_range(len(tensors)):
-        buffers += (_stages(tensors[i], DEPTH),)
+        buffers += (_stages(tensors[i], DEPTH),)  # type: ignore[assignment]
     return Ring(buffers, full, empty)
 
 
