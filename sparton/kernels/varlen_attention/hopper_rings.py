@@ -36,7 +36,7 @@ TILE = gl.constexpr(64)  # rows of a tile and of a chunk
 MOST_CHUNKS = 8  # of a sequence, and so many fit into the ring
 WIDTH = 64  # of a head: with half of it, specialised warps gain little
 SHORT = 128  # keys, to which a sequence is short
-WAVES = 16  # problems of a multiprocessor, at least
+WAVES = 8  # problems of a multiprocessor, at least
 BLOCK = 512  # sequences that are shared out at once
 
 
