@@ -108,8 +108,8 @@ def test_they_are_those_of_transformers(
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, handed_on):
-    """About as far from fp32 as transformers' own layers under autocast are: two errors of rounding,
-    some of them of 32 numbers."""
+    """About as far from fp32 as transformers' own layers under autocast are. (Both are errors of
+    rounding, some of them of 32 numbers.)"""
     truth = results(stock := build(), stock_states(stock))
     with torch.autocast(DEVICE, HALF):
         allowed = distances(results(stock := build(), stock_states(stock)), truth)
