@@ -53,6 +53,7 @@ from sparton.kernels.varlen_attention.backward import varlen_attention_backward
 from sparton.kernels.varlen_attention.hopper_attention import attention_hopper
 from sparton.kernels.varlen_attention.hopper_backward import attention_backward_hopper
 from sparton.kernels.varlen_attention.operands import attention_operands
+from sparton.kernels.varlen_attention.shares import share_out
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
@@ -179,6 +180,7 @@ def attention(d: int) -> None:
         operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1, window)
         out, sums = attention_kernels.varlen_attention_forward(operands)
         varlen_attention_backward(states, operands, out, sums)
+    share_out(operands, 64)
 
 
 def attention_on_hopper(d: int, *, lse: bool) -> None:

@@ -15,8 +15,8 @@ from triton.runtime.errors import InterpreterError
 
 from sparton.kernels.varlen_attention import (
     function,
-    hopper_rings,
     operands,
+    shares,
     stacked,
     varlen_attention,
     varlen_attention_reference,
@@ -28,7 +28,7 @@ from sparton.kernels.varlen_attention.backward import (
     varlen_attention_backward,
 )
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
-from sparton.kernels.varlen_attention.hopper_rings import BLOCK
+from sparton.kernels.varlen_attention.shares import BLOCK
 from sparton.kernels.varlen_attention.tiles import Tiling
 
 on_gpu = torch.cuda.is_available()
@@ -466,20 +466,20 @@ def test_tilings_serve_every_width_and_length():
 @pytest.mark.parametrize("N", [0, 1, 7, BLOCK, 2 * BLOCK + 1])
 def test_specialised_warps_share_the_work(N, H, monkeypatch):
     """Of the sequences in their order every group has as much as another, but for one sequence."""
-    monkeypatch.setattr(hopper_rings, "multiprocessors", lambda device: 35)
+    monkeypatch.setattr(shares, "multiprocessors", lambda device: 35)
     generator = torch.Generator().manual_seed(N + H)
     query_lengths, key_lengths = (
         tuple(torch.randint(0, 200, (N,), generator=generator).tolist()) for _ in range(2)
     )
     problem = make_problem(query_lengths, key_lengths, H=H, d=16)
     packed = operands.attention_operands(*problem.given(), 1.0)
-    shares = hopper_rings.share_out(packed).tolist()
+    firsts = shares.share_out(packed, 64).tolist()
     groups = 35 // H
-    assert len(shares) == groups + 1
-    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == N
+    assert len(firsts) == groups + 1
+    assert firsts == sorted(firsts) and firsts[0] == 0 and firsts[-1] == N
     work = [
         -(-queries // 64) * (-(-keys // 64) + 1) + 2
         for queries, keys in zip(query_lengths, key_lengths)
     ]
-    for first, end in pairwise(shares):
+    for first, end in pairwise(firsts):
         assert abs(sum(work[first:end]) - sum(work) / groups) <= max(work, default=0)

@@ -30,10 +30,10 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     own_share,
     produce,
     rows_of,
-    share_out,
     write_rows,
 )
 from sparton.kernels.varlen_attention.operands import AttentionOperands
+from sparton.kernels.varlen_attention.shares import share_out
 from sparton.kernels.varlen_attention.tiles import LOG2_E
 
 PARTS = gl.constexpr(3)
@@ -155,7 +155,7 @@ def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | Non
     :func:`~sparton.kernels.varlen_attention.forward.varlen_attention_forward` says."""
     tensors, bounds = operands[:3], operands[3:5]
     Tq, H, d = out.shape
-    shares = share_out(operands)
+    shares = share_out(operands, TILE.value)
     Launch(
         _attention_hopper_kernel, ((len(shares) - 1) * H,), *(x.stride(1) for x in tensors),
         len(bounds[0]) - 1, Tq, SCALE=operands.scale, H=H, D=d, TILES=TILES_EACH * PARTS.value,

@@ -33,10 +33,10 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     own_share,
     produce,
     rows_of,
-    share_out,
     write_rows,
 )
 from sparton.kernels.varlen_attention.operands import AttentionOperands
+from sparton.kernels.varlen_attention.shares import share_out
 from sparton.kernels.varlen_attention.tiles import LOG2_E
 
 # Warpgroups that multiply, and tiles in the ring for each of them. More do not fit: tiles of
@@ -227,7 +227,7 @@ def attention_backward_hopper(
     query, grad, key, value = map(rows_of, tensors)
     columns = Descriptor(sums, sums.shape, sums.stride(), [2, TILE.value], PLAIN)
     strides = [x.stride(1) for x in tensors]
-    shares = share_out(operands)
+    shares = share_out(operands, TILE.value)
     grid = ((len(shares) - 1) * H,)
     constants = {"SCALE": operands.scale, "H": H, "D": d, "CHUNKS": MOST_CHUNKS, "num_warps": 4}
     Launch(

@@ -10,8 +10,7 @@ turn, whichever sequence they are of, and multiply them with chunk after chunk (
 stays until all warpgroups are done with it, so that it is read once, where programs of a tile each
 read it anew.
 
-A program has one head of consecutive sequences, which another kernel has shared out: those of one
-program are as much work as those of another.
+A program has one head of consecutive sequences, see shares.py.
 
 Tiles end where tiles end, not where sequences do: the rows behind a sequence are its neighbour's.
 They count for nothing, and their results are not written. But what is multiplied with nothing must
@@ -20,15 +19,12 @@ be finite: where it is not, a sequence spoils the one before it, too.
 
 from typing import Any, NamedTuple
 
-import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from sparton.kernels.launch import Launch, multiprocessors, next_power_of_2
+from sparton.kernels.launch import multiprocessors
 from sparton.kernels.tiles import Descriptor, copy_in, rows_layout
 from sparton.kernels.varlen_attention.operands import AttentionOperands
 
@@ -37,7 +33,6 @@ MOST_CHUNKS = 8  # of a sequence, and so many fit into the ring
 WIDTH = 64  # of a head: with half of it, specialised warps gain little
 SHORT = 128  # keys, to which a sequence is short
 WAVES = 8  # problems of a multiprocessor, at least
-BLOCK = 512  # sequences that are shared out at once
 
 
 class Shape(NamedTuple):
@@ -248,65 +243,6 @@ def own_share(tile_cu_ptr, chunk_cu_ptr, shares_ptr, N, H: gl.constexpr):
     group = gl.program_id(0) // H
     begin, end = gl.load(shares_ptr + group), gl.load(shares_ptr + group + 1)
     return Share(tile_cu_ptr, chunk_cu_ptr, begin, end, gl.program_id(0) % H, N)
-
-
-@triton.jit
-def _lengths(cu_ptr, n, N):
-    return tl.load(cu_ptr + n + 1, n < N, 0) - tl.load(cu_ptr + n, n < N, 0)
-
-
-@triton.jit
-def _work(queries, keys, real, SIZE: tl.constexpr):
-    """About what a sequence costs: what a product of a tile and a chunk does, each tile once more,
-    and the sequence twice."""
-    tiles, chunks = tl.cdiv(queries, SIZE), tl.cdiv(keys, SIZE)
-    return tl.where(real, tiles * (chunks + 1) + 2, 0).to(tl.int64)
-
-
-# `debug` keeps the assertions; overflows are not looked for. In the kernels themselves they would
-# be calls, for the sake of which the compiler lets no product run behind another.
-@triton.jit(debug=True, do_not_specialize=["N", "max_query", "max_key"])
-def _shares_kernel(
-    query_cu_ptr, key_cu_ptr, shares_ptr, N, max_query, max_key,
-    GROUPS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros((), tl.int64)
-    for lo in range(0, N, BLOCK):
-        n = lo + tl.arange(0, BLOCK)
-        queries, keys = _lengths(query_cu_ptr, n, N), _lengths(key_cu_ptr, n, N)
-        tl.device_assert(queries <= max_query, "a sequence has more queries than max_query")
-        tl.device_assert(keys <= max_key, "a sequence has more keys than max_key")
-        total += tl.sum(_work(queries, keys, n < N, SIZE))
-    group = tl.arange(0, PADDED)
-    before = total * group // GROUPS  # work of the groups before
-    first = tl.zeros((PADDED,), tl.int32)
-    done = tl.zeros((), tl.int64)
-    for lo in range(0, N, BLOCK):
-        n = lo + tl.arange(0, BLOCK)
-        queries, keys = _lengths(query_cu_ptr, n, N), _lengths(key_cu_ptr, n, N)
-        work = _work(queries, keys, n < N, SIZE)
-        until = done + tl.cumsum(work)
-        theirs = (until[None, :] <= before[:, None]) & (n < N)[None, :]
-        first += tl.sum(theirs.to(tl.int32), 1)
-        done += tl.sum(work)
-    tl.store(shares_ptr + group, first, group <= GROUPS)
-
-
-def share_out(operands: AttentionOperands) -> Tensor:
-    """The first sequence of each group, and N, int32 ``[groups + 1]``; also asserts the lengths.
-
-    A group has a program for each head, and a program a multiprocessor, if there are enough.
-    """
-    bounds = operands[3:5]
-    device, N, H = bounds[0].device, len(bounds[0]) - 1, operands.query.shape[1]
-    groups = max(multiprocessors(device) // H, 1)
-    shares = torch.empty(groups + 1, dtype=torch.int32, device=device)
-    Launch(
-        _shares_kernel, (1,), N, operands.max_query, operands.max_key, GROUPS=groups,
-        PADDED=next_power_of_2(groups + 1), SIZE=TILE.value, BLOCK=BLOCK, num_warps=8,
-        sanitize_overflow=False,
-    )(*bounds, shares)  # fmt: skip
-    return shares
 
 
 def rows_of(x: Tensor) -> Descriptor:
