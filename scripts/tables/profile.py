@@ -19,9 +19,9 @@ GEMM = "the library's product"
 # Kernels of a training's step by what their names begin with or contain, the first that fits.
 FAMILIES = {
     "matrix products in FP8": ("qqtst",),
-    "matrix products in 16 bits": ("nvjet", "cublasLt::splitK"),
+    "matrix products in 16 bits": ("nvjet", "cublasLt::splitK", "_linear_hopper"),
     "norms, with residual and dropout": ("_norm_", "layer_norm", "GammaBeta"),
-    "attention": ("_varlen_attention",),
+    "attention": ("_varlen_attention", "_attention_hopper", "_dquery_", "_dkey_", "_shares_"),
     "GELU and its gradient": ("_gelu", "GeluBackward", "GeluCUDA"),
     "head": tuple(KERNELS),
     "rounding to FP8": ("_fp8_rows",),
@@ -61,17 +61,30 @@ def _figures(launches: Sequence[Record]) -> list[str]:
 @table("step_profile", "step_profile", command="training --suite fp8")
 def step(records: list[Record]) -> str:
     """Milliseconds of each family of kernels in a step, by system."""
-    by_system = {record["system"]: _by_family(record["kernels"]) for record in records}
-    families = dict.fromkeys(name for found in by_system.values() for name in found)
-    order = [name for name in (*FAMILIES, REST) if name in families]
+    names = {OURS: "16 bits", IN_FP8: "FP8"}
+    return _beside({names[record["system"]]: record for record in records})
+
+
+@table("training_profile", "training", "profile", "training --suite profile")
+def training(records: list[Record]) -> str:
+    """The same, by what lies between the layers."""
+    names = {False: "fp32 between the layers", True: "16 bits between the layers"}
+    profiles = {names[r["half_residual"]]: r["profile"] for r in records if "profile" in r}
+    return _beside(profiles) if profiles else ""
+
+
+def _beside(profiles: dict[str, Record]) -> str:
+    found = {name: _by_family(profile["kernels"]) for name, profile in profiles.items()}
+    for name, profile in profiles.items():
+        found[name][REST] = found[name].get(REST, 0.0) + profile.get("others_ms", 0.0)
+    order = [name for name in (*FAMILIES, REST) if any(name in each for each in found.values())]
     rows = [
-        [name, *(f"{found[name]:.1f}" if name in found else "" for found in by_system.values())]
+        [name, *(f"{each[name]:.1f}" if name in each else "" for each in found.values())]
         for name in order
     ]
-    rows.append(["all kernels", *(f"{sum(found.values()):.1f}" for found in by_system.values())])
-    rows.append(["a step by the clock", *(f"{record['step_ms']:.1f}" for record in records)])
-    header = [{OURS: "16 bits", IN_FP8: "FP8"}[system] for system in by_system]
-    return markdown(["ms of a step", *header], rows)
+    rows.append(["all kernels", *(f"{sum(each.values()):.1f}" for each in found.values())])
+    rows.append(["a step by the clock", *(f"{each['step_ms']:.1f}" for each in profiles.values())])
+    return markdown(["ms of a step", *found], rows)
 
 
 def _by_family(kernels: Sequence[Record]) -> dict[str, float]:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training import figures
 from benchmarks.training.suites import OURS, SUITES, THEIRS, Cell
 from make_tables import TABLES
 from tables import records, training
 from tests.scripts.test_maxsim_tables import rows
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {f"training_{suite}": suite for suite in SUITES if suite != "integrations"}
+NAMES = {f"training_{suite}": suite for suite in SUITES if suite not in ("integrations", "profile")}
 RATES = {OURS: 3000.0, THEIRS: 750.0}
 
 
@@ -130,3 +131,31 @@ def test_the_summary_has_both_kinds_at_the_same_batch(results):
     assert splade[:2] == ["training SPLADE, BERT-base, batch 384", "3,000 pairs/s, 25.0 GiB"]
     assert splade[2] == "750 pairs/s, 25.0 GiB (sentence-transformers)"
     assert colbert[0] == "training ColBERT, BERT-base, batch 384, backbone compiled"
+
+
+def test_a_profile_says_where_the_time_of_a_step_goes(results):
+    kernels = [
+        {"name": name, "calls": 1.0, "ms": ms}
+        for name, ms in (
+            ("nvjet_sm90_tst", 30.0),
+            ("_linear_hopper_kernel", 10.0),
+            ("_dkey_hopper_kernel", 3.0),
+            ("_attention_hopper_kernel", 2.0),
+            ("void " + "a" * 200, 1.5),
+            *((f"small_{i}", 0.25) for i in range(60)),
+        )
+    ]
+    content = {"first_step": 11, "steps": 10, "step_ms": 70.0, "kernels": kernels}
+    kept = figures.profile(content)
+    assert len(kept["kernels"]) == figures.KERNELS
+    assert len(kept["kernels"][4]["name"]) == figures.NAME
+    assert kept["others_ms"] == pytest.approx(0.25 * 5)
+    found = [record("profile", cell, profile=kept) for cell in SUITES["profile"]]
+    write(results / "training.jsonl", found)
+    table = TABLES["training_profile"]()
+    assert rows(table)[0][1:] == ["fp32 between the layers", "16 bits between the layers"]
+    times = {name: ms for name, ms, _ in rows(table)[2:]}
+    assert times["matrix products in 16 bits"] == "40.0" and times["attention"] == "5.0"
+    assert times["all kernels"] == "61.5" and times["a step by the clock"] == "70.0"
+    write(results / "training.jsonl", [record("profile", cell) for cell in SUITES["profile"]])
+    assert "Not measured" in TABLES["training_profile"]()

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 from benchmarks.processes import SCRIPTS, python_path
 from benchmarks.training.decoders import DECODERS
-from benchmarks.training.suites import COLBERT, IN_FP8, JOINT, MODERNBERT_BASE, OURS, Cell, Plan
+from benchmarks.training.suites import (
+    COLBERT,
+    IN_FP8,
+    JOINT,
+    MODERNBERT_BASE,
+    OURS,
+    PROFILED,
+    Cell,
+    Plan,
+)
 
 ROOT = SCRIPTS.parent
 TRAIN = str(ROOT / "train.py")
@@ -44,6 +53,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",
         "evaluation": "none",
+        "logger": "profile" if cell.system == PROFILED else "none",
         "sharding": "full" if cell.sharded else "none",
         "batch": plan.batch,
         "micro_batch": plan.micro_batch or "null",

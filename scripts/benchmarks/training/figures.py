@@ -26,6 +26,14 @@ SIGNATURE = ("loss", "loss_query_flops", "loss_document_flops")
 # other masks of dropout where one of them is compiled.
 TOLERANCE = 0.1
 LARGEST_RISE = 0.25
+KERNELS, NAME = 60, 120  # of a profile, and characters of a kernel's name
+
+
+def profile(found: Record) -> Record:
+    """What a training's profile.json says, of the kernels that take most."""
+    kernels = [each | {"name": each["name"][:NAME]} for each in found["kernels"]]
+    rest = sum(each["ms"] for each in kernels[KERNELS:])
+    return found | {"kernels": kernels[:KERNELS], "others_ms": round(rest, 4)}
 
 
 def summary(

@@ -22,6 +22,7 @@ from benchmarks.training.commands import Place, attention, command, environment,
 from benchmarks.training.suites import SUITES, WARM_UP_WINDOWS, Cell, plan
 from benchmarks.training.workload import prepare
 from sparton.training.manifest import installed_version
+from sparton.training.profiling import FILE as PROFILE
 
 POLL_SECONDS = 0.05
 PACKAGES = ("transformers", "sentence-transformers", "datasets", "accelerate")
@@ -141,6 +142,8 @@ class TrainingStudy(Study[Cell]):
             record["config"] = json.loads((run / "manifest.json").read_text())["config"]
         if record["status"] != "ok":
             return record
+        if (run / PROFILE).exists():
+            record["profile"] = figures.profile(json.loads((run / PROFILE).read_text()))
         lines, seen = read_records(run / "metrics.jsonl"), (watched.arrivals, watched.recompiled)
         summary = figures.summary(lines, *seen, found.log_every)
         return {**record, "log_every": found.log_every, **summary}

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 from benchmarks.training.decoders import DECODERS
 
 OURS, IN_FP8, THEIRS = "sparton", "sparton_fp8", "sentence_transformers"
+PROFILED = f"{OURS}_profiled"  # its record has the kernels of a window of steps, too
 # Theirs with drop-ins of sparton.integrations: the scores fused, all fused, and scores in 16 bits.
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
-SYSTEMS = (OURS, IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
+SYSTEMS = (OURS, PROFILED, IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
 # Others are in benchmarks/training/decoders.py.
 BERT_BASE, MODERNBERT_BASE = "bert-base", "modernbert-base"
@@ -99,7 +100,7 @@ class Cell(NamedTuple):
     @property
     def trainer(self) -> str:
         """Whose: ours or theirs."""
-        return OURS if self.system in (OURS, IN_FP8) else THEIRS
+        return OURS if self.system in (OURS, PROFILED, IN_FP8) else THEIRS
 
     @property
     def local_batch(self) -> int:
@@ -229,6 +230,11 @@ SUITES: dict[str, list[Cell]] = {
             (COLBERT, "colbert", {}),
         )
         for system in (OURS, IN_FP8)
+    ],
+    # Where the time of a step goes.
+    "profile": [
+        Cell(PROFILED, SPLADE, "sparton", 384),
+        Cell(PROFILED, SPLADE, "sparton", 384, half_residual=True),
     ],
     # The same step in micro-batches, whose gradient is that of all at once.
     "parts": [
