@@ -1,6 +1,7 @@
 """What is refused of the arguments of functions; commands tell of it in words of their own."""
 
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import NamedTuple
 
 
@@ -59,8 +60,21 @@ def refuse_below(least: int, **arguments: float | None) -> None:
         ArgumentError: names the first.
     """
     for name, value in arguments.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # NaN neither
             raise ArgumentError(f"{{{name}}} must be at least {least}", **{name: value})
+
+
+def refuse_uncounted(least: int, **arguments: object) -> None:
+    """Refuse what is no whole number from a bound on; None is none.
+
+    Raises:
+        ArgumentError: names the first.
+    """
+    for name, value in arguments.items():
+        counts = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+        if value is not None and not counts:
+            wanted = f"{{{name}}} must be a whole number of at least {least}"
+            raise ArgumentError(wanted, **{name: value})
 
 
 def refuse_lone_text(texts: object) -> None:

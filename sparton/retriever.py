@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparton.arguments import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_uncounted
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
@@ -189,7 +189,7 @@ class Retriever:
                 damaged.
             FileNotFoundError: a folder that is none, or not complete.
         """
-        refuse_below(1, rerank_depth=rerank_depth)
+        refuse_uncounted(1, rerank_depth=rerank_depth)
         if isinstance(documents, str | Path):
             documents = open_encoded(documents)
         named: Sequence[str | int]
@@ -247,7 +247,7 @@ class Retriever:
         for each in (text, "" if document is None else document):
             if not isinstance(each, str):
                 raise ValueError(f"one text is explained at a time, not {each!r}")
-        refuse_below(1, k=k)
+        refuse_uncounted(1, k=k)
         if document is None:
             if "sparse" not in self.encoder.kinds:
                 raise ValueError(
@@ -455,7 +455,7 @@ def _stored_dtype(documents: Representations) -> VectorDtype:
 
 
 def _listed_ids(ids: Sequence[str], num_documents: int) -> list[str]:
-    if not hasattr(ids, "__len__") or isinstance(ids, str | set | frozenset):
+    if not hasattr(ids, "__len__") or isinstance(ids, str | set | frozenset | Mapping):
         raise ValueError(f"ids is a {type(ids).__name__}: put them into a list")
     if len(ids) != num_documents:
         raise ValueError(f"there are {num_documents} documents, but {len(ids)} ids")

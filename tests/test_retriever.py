@@ -163,7 +163,7 @@ class Table(list):
         ),
         (lambda model: model.explain(None), "one text is explained at a time, not None"),
         (lambda model: model.explain(TEXTS), "one text is explained at a time, not"),
-        (lambda model: model.explain("cat", k=0), "k=0 must be at least 1"),
+        (lambda model: model.explain("cat", k=0), "k=0 must be a whole number of at least 1"),
     ],
 )
 def test_wrong_types_are_named(call, message, load):
@@ -316,7 +316,7 @@ def test_no_more_candidates_are_asked_for_than_there_are_documents(load):
     model = load("joint")
     found = model.index(TEXTS, rerank_depth=10**15).search(["red cat"])
     assert found == model.index(TEXTS, rerank_depth=len(TEXTS)).search(["red cat"]) != [[]]
-    with pytest.raises(ValueError, match="rerank_depth=0 must be at least 1"):
+    with pytest.raises(ValueError, match="rerank_depth=0 must be a whole number of at least 1"):
         model.index(TEXTS, rerank_depth=0)
 
 

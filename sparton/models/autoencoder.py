@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparton.arguments import refuse_uncounted
 from sparton.kernels.splade_head import TopK
 
 ACTIVE = 1e-5  # a smaller latent does not count as active
@@ -230,14 +231,11 @@ def check_sizes(hidden_dim: int, k: int, k_aux: int, dead_threshold: int) -> Non
     Raises:
         ValueError: names the size, its value and the remedy.
     """
-    if not 1 <= k <= hidden_dim:
+    refuse_uncounted(1, hidden_dim=hidden_dim, k=k, dead_threshold=dead_threshold)
+    refuse_uncounted(0, k_aux=k_aux)
+    if k > hidden_dim:
         raise ValueError(
             f"k={k} latents cannot be kept of hidden_dim={hidden_dim}: set k from 1 to hidden_dim"
-        )
-    if k_aux < 0 or dead_threshold < 1:
-        raise ValueError(
-            f"k_aux={k_aux} must be 0 (no auxiliary loss) or more, and "
-            f"dead_threshold={dead_threshold} at least one pass"
         )
 
 

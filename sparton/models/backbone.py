@@ -6,7 +6,6 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
@@ -17,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
 from sparton.models.checkpoint import save_logit_bias
+from sparton.models.layouts import CANNOT_RUN
 from sparton.models.lora import freeze
 from sparton.models.output_embeddings import Decoder, find_decoder, linear_of
 from sparton.types import BodyOptions, TokenBatch
@@ -64,6 +64,7 @@ class Backbone(EncoderBody):
         self._head = (_without_body(mlm),)
         if logit_bias is not None:
             self.add_logit_bias(logit_bias)
+        self._try_head()
         if options.get("compile"):
             compile_part(self._head[0])
 
@@ -78,8 +79,33 @@ class Backbone(EncoderBody):
     def transform(self, hidden: Tensor) -> Tensor:
         """What the masked-LM head makes of last states ``[T, D]``, as :meth:`forward` gives it."""
         if hidden.shape[0] == 0:
-            return hidden
+            return hidden[:, :1].expand(-1, self.decoder.weight.shape[1])
         return self._head[0](inputs_embeds=hidden[None]).logits.squeeze(0)
+
+    @torch.no_grad()
+    def _try_head(self) -> None:
+        """Refuse a model whose head does not run without its body, or does not end in the
+        decoder."""
+        weight = self._embeddings().weight
+        states = weight.new_zeros(1, self.hidden_size)
+        device, mixed = weight.device.type, self.lora is not None
+        generators = [weight.device] if device == "cuda" else []
+        with (
+            torch.random.fork_rng(devices=generators),
+            # What is cast here must not outlive a change of the weights in an outer block.
+            torch.autocast(device, torch.bfloat16, enabled=mixed, cache_enabled=False),
+        ):
+            try:
+                width = self.transform(states).shape[-1]
+                fits = width == self.decoder.weight.shape[1]
+                found = f"it gives {width} numbers for a token, not {self.decoder.weight.shape[1]}"
+            except CANNOT_RUN as error:
+                fits, found = False, f"{type(error).__name__}: {error}"
+        if not fits:
+            raise ValueError(
+                f"the head of {type(self.model).__name__} does not run in front of its decoder "
+                f"({found}): choose another model"
+            )
 
     def bare(self) -> EncoderBody:
         """The body alone, with the same parameters, without the masked-LM head."""
@@ -180,16 +206,17 @@ class Backbone(EncoderBody):
         gradients = 2.0 if self.decoder.weight.requires_grad else 1.0
         return body + decoder + (gradients * decoder / sequence_length if training else 0.0)
 
+    @property
+    def grows(self) -> bool:
+        """Not where the head holds its decoder in a form of its own."""
+        return isinstance(self._place.whole, nn.Linear)
+
     @torch.no_grad()
     def _resize(self, rows: int) -> None:
         """New rows of the decoder's bias start at the mean of the others."""
-        old, logit_bias = self.decoder.out_features, self.logit_bias
-        place = self._place
-        if not isinstance(place.whole, nn.Linear):
-            raise ValueError(
-                f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
-                f"holds the decoder in a form of its own: use {self.num_embeddings} tokens at most"
-            )
+        self._refuse_growth()
+        old, logit_bias, place = self.decoder.out_features, self.logit_bias, self._place
+        bias = None if self.decoder.bias is None else self.decoder.bias.detach().clone()
         place.restore()
         super()._resize(rows)
         place = find_decoder(self.model)
@@ -197,16 +224,18 @@ class Backbone(EncoderBody):
         place.remove()
         if logit_bias is not None:
             self.add_logit_bias(nn.functional.pad(logit_bias, (0, rows - old)))
-        if self.decoder.bias is not None:
-            self.decoder.bias[old:] = self.decoder.bias[:old].mean()
+        if self.decoder.bias is not None and bias is not None:
+            # In its own dtype: that of frozen layers is not that of their weights.
+            self.decoder.bias.data = self.decoder.bias.data.to(bias.dtype)
+            self.decoder.bias[:old], self.decoder.bias[old:] = bias, bias.mean()
 
 
-@dataclass
 class _Output(BaseModelOutputWithPast):
     """What heads look for in the result of a body; all but the states is None."""
 
-    global_attentions: None = None
-    router_logits: None = None
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
 
 
 class _GivenStates(nn.Module):
@@ -215,6 +244,11 @@ class _GivenStates(nn.Module):
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.embeddings = getattr(body, "embeddings", None)  # some heads are handed them
+
+    @property
+    def decoder(self) -> "_GivenStates":
+        """Itself: some models go to the inner body at once."""
+        return self
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)

@@ -249,7 +249,7 @@ def random_xlm_roberta(
         layer_norm_eps=1e-5,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and no GPU
         backbone = Backbone(
             XLMRobertaForMaskedLM(without_attention_dropout(config)),
             tokenizer,
@@ -294,9 +294,9 @@ def tiny(
     config = BertConfig(**sizes, max_position_embeddings=max_length, hidden_dropout_prob=0.0)
     mlm = _random_mlm(config, seed)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and no GPU
         backbone = Backbone(mlm, tokenizer, lora=lora)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and no GPU
         backbone.decoder.weight.normal_(std=hidden_size**-0.5 if word_std is None else word_std)
     start_near_identity(backbone, bias=decoder_bias)
     return backbone
@@ -330,5 +330,5 @@ def _sizes(vocabulary_size: int, hidden_size: int, layers: int, heads: int) -> d
 
 def _random_mlm(config: BertConfig, seed: int) -> BertForMaskedLM:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and no GPU
         return BertForMaskedLM(without_attention_dropout(config))

@@ -67,9 +67,11 @@ class BertFamily(NamedTuple):
         fused = nn.ModuleList(_fused_layer(layer, both) for layer in layers)
         return FusedEncoder(fused, both=both).train(encoder.training)
 
-    def _is_stock(self, layer: nn.Module) -> bool:
+    def _is_stock(self, layer: Any) -> bool:
         if {name for name, _ in layer.named_children()} != {"attention", "intermediate", "output"}:
             return False  # with attention to an encoder, too
+        if layer.attention.self.is_causal:
+            return False  # of a decoder (``is_decoder``), whose tokens see none behind them
         return type(layer) is self.stock("Layer") and all(
             self._has_parts(layer.get_submodule(place), kind) for place, kind in _PARTS.items()
         )

@@ -134,8 +134,15 @@ class EncoderBody(nn.Module):
     def add_tokens(self, tokens: Sequence[str]) -> None:
         """Make the tokenizer know these strings as tokens of their own, and give those that have
         no embedding one near the mean of all. Text is searched for them as it stands, before it is
-        normalised."""
-        known = self.tokenizer.get_added_vocab()
+        normalised.
+
+        Raises:
+            ValueError: the vocabulary cannot grow, see :attr:`grows`; nothing has been changed.
+        """
+        known, vocabulary = self.tokenizer.get_added_vocab(), self.tokenizer.get_vocab()
+        wanted = len(self.tokenizer) + len(set(tokens) - vocabulary.keys())
+        if wanted > self.num_embeddings:
+            self._refuse_growth()
         new = [
             AddedToken(token, special=True, normalized=False)
             for token in tokens
@@ -244,6 +251,18 @@ class EncoderBody(nn.Module):
                 "has them in a class of its own: choose another model"
             )
         return table
+
+    @property
+    def grows(self) -> bool:
+        """Whether there can be more tokens than rows of embeddings."""
+        return True
+
+    def _refuse_growth(self) -> None:
+        if not self.grows:
+            raise ValueError(
+                f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
+                f"holds the decoder in a form of its own: use {self.num_embeddings} tokens at most"
+            )
 
     def _resize(self, rows: int) -> None:
         self.model.resize_token_embeddings(rows, mean_resizing=False)

@@ -3,6 +3,7 @@
 T packed tokens, N texts, D hidden width, E width of a token's vector, V vocabulary.
 """
 
+import copy
 import string
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.arguments import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_below, refuse_uncounted
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
@@ -67,10 +68,9 @@ class ColbertHead(nn.Module):
         widths: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be a positive number, got {width}")
+        refuse_uncounted(1, width=width)
         refuse_below(1, pool_factor=pool_factor)
-        refuse_below(0, protected_tokens=protected_tokens)
+        refuse_uncounted(0, protected_tokens=protected_tokens)
         if attend_to_expansion and not query_expansion:
             raise ValueError(
                 "attend_to_expansion needs query_expansion: there is nothing to attend to without"
@@ -225,8 +225,10 @@ class ColbertEncoder(Encoder):
                 "attention='bidirectional'",
                 attend_to_expansion=True,
             )
-        backbone.add_tokens(head.markers)
-        self.backbone = backbone.bare()
+        # Of a masked language model, what is not kept need not grow.
+        body = backbone if backbone.grows else backbone.bare()
+        body.add_tokens(head.markers)
+        self.backbone = body.bare()
         self.head = head
         self.projection = new_projection(backbone.hidden_size, head)
         self.markup, self.token_pooling = head.markup(self.tokenizer), head.token_pooling
@@ -247,6 +249,7 @@ class ColbertEncoder(Encoder):
         rows = nn.Linear(self.projection.in_features, width, self.head.bias, device="meta")
         for name, whole in self.projection.named_parameters():
             setattr(rows, name, nn.Parameter(whole.detach()[:width].clone()))
+        self.head = copy.copy(self.head)  # other encoders may have it, too
         self.projection, self.head.width = rows, width
         self.head.widths = [each for each in trained if each <= width] or [width]
         self.narrower_widths = tuple(self.head.widths[1:])

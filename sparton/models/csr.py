@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.kernels.splade_head import TopK
 from sparton.models.autoencoder import SparseAutoencoder, check_sizes, residual_variance
 from sparton.models.body import EncoderBody
@@ -59,6 +59,9 @@ class AutoencoderHead:
 
     def __post_init__(self) -> None:
         check_sizes(self.hidden_dim, self.k, self.k_aux, self.dead_threshold)
+        weights = (self.reconstruction_weight, self.auxiliary_weight)
+        refuse_below(0, reconstruction_weight=weights[0], auxiliary_weight=weights[1])
+        refuse_below(0, learning_rate=self.learning_rate)
         pooling_mode(self.pooling)
 
     @property

@@ -1,7 +1,8 @@
 """Products in FP8: which linear layers of an encoder multiply in it, training or encoding."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from sparton.models.bert_families import BERT_FAMILIES
 from sparton.models.bert_parts import FusedPart
 from sparton.models.body import EncoderBody
 from sparton.models.heads import SpartonHead
+from sparton.overlapping import Overlapping
+
+_encoding = Overlapping()  # encoders in FP8
 
 
 def check_fp8(device: torch.device) -> None:
@@ -47,7 +51,8 @@ def multiply_in_fp8(encoder: nn.Module) -> None:
 @contextmanager
 def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
     """Within, the same layers multiply in FP8 in evaluation mode under autocast to bfloat16, which
-    is what scaled products give, and fused heads that can look for their maxima in FP8 do.
+    is what scaled products give, and fused heads that can look for their maxima in FP8 do. Blocks
+    may overlap, in several threads; what they share is the encoder, for all who encode with it.
 
     Args:
         encoder: see :func:`multiply_in_fp8`.
@@ -56,6 +61,12 @@ def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
         ValueError: there is no body, or one that FP8 does not serve.
     """
     parts = _parts(encoder)
+    with _encoding.within(encoder, partial(_encode, encoder, parts)):
+        yield
+
+
+def _encode(encoder: nn.Module, parts: list[FusedPart]) -> Callable[[], None]:
+    """Encode in FP8 from now on; what is given undoes it."""
     heads = [each for each in encoder.modules() if isinstance(each, SpartonHead)]
     heads = [head for head in heads if not head.fp8 and head.serves_fp8]
     before = [part.encoding_fp8 for part in parts]
@@ -63,13 +74,14 @@ def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
         part.encoding_fp8 = part.encoding_fp8 or Fp8Weights()
     for head in heads:
         head.fp8 = True
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         for part, weights in zip(parts, before, strict=True):
             part.encoding_fp8 = weights
         for head in heads:
             head.fp8 = False
+
+    return undo
 
 
 def _parts(encoder: nn.Module) -> list[FusedPart]:

@@ -5,6 +5,7 @@ D hidden width, V vocabulary.
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -16,7 +17,8 @@ def graft(body: PreTrainedModel, mlm: Any, source: str, head_source: str) -> Pre
     """The masked-language model ``mlm`` with another body in the place of its own.
 
     Its decoder keeps its weights, and is parted from the embeddings: those of the new body are
-    others, and both learn by themselves from then on.
+    others, and both learn by themselves from then on. Tokens that the body alone knows, as markers
+    of late interaction, get their embeddings for weights, and the mean of the biases.
 
     Args:
         body: of the architecture of that of ``mlm``.
@@ -30,6 +32,9 @@ def graft(body: PreTrainedModel, mlm: Any, source: str, head_source: str) -> Pre
     own = mlm.base_model
     if type(own) is not type(body):
         _refuse(source, type(body).__name__, head_source, type(own).__name__)
+    rows, own_rows = body.config.vocab_size, mlm.config.vocab_size
+    if rows > own_rows:  # markers of its own
+        mlm.resize_token_embeddings(rows, mean_resizing=False)
     for name in ("hidden_size", "vocab_size", *_ACTIVATIONS):
         ours, theirs = getattr(body.config, name, None), getattr(mlm.config, name, None)
         if ours != theirs:
@@ -40,12 +45,23 @@ def graft(body: PreTrainedModel, mlm: Any, source: str, head_source: str) -> Pre
             f"the decoder of {type(mlm).__name__} in {head_source} cannot be parted from its "
             "embeddings: graft the head of another architecture"
         )
-    decoder.weight = nn.Parameter(decoder.weight.detach().clone())
+    weight = decoder.weight.detach().clone()
+    weight[own_rows:] = _rows_of(body)[own_rows:]
+    decoder.weight = nn.Parameter(weight)
+    if decoder.bias is not None and rows > own_rows:
+        with torch.no_grad():
+            decoder.bias[own_rows:] = decoder.bias[:own_rows].mean()
     setattr(mlm, mlm.base_model_prefix, body)
     mlm.config = body.config
     mlm.config.tie_word_embeddings = False
     mlm.all_tied_weights_keys = {}  # transformers has noted them when it made the model
     return mlm
+
+
+def _rows_of(body: PreTrainedModel) -> torch.Tensor:
+    table = body.get_input_embeddings()
+    assert isinstance(table, nn.Embedding)
+    return table.weight.detach()
 
 
 def check_vocabulary(

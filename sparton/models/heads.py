@@ -94,6 +94,7 @@ class SpladeHead(nn.Module):
         self.special_terms = special_terms
         self.folding = folding
         self.fold: Folding | None = None
+        self._folded_words = 0  # a hash of the vocabulary that it is of
         self.markup = Markup(**prompts, echo=echo)
 
     @property
@@ -110,12 +111,21 @@ class SpladeHead(nn.Module):
         Raises:
             FileNotFoundError, ValueError: the folding cannot be read, see
                 :func:`~sparton.models.folding.read_folding`.
+            ValueError: the head has that of another vocabulary.
         """
         if not self.special_terms:
             backbone.set_bias(backbone.tokenizer.all_special_ids, EXCLUDED)
-        if self.folding is not None and self.fold is None:
+        if self.folding is None:
+            return
+        words = hash(frozenset(backbone.tokenizer.get_vocab().items()))
+        if self.fold is None:
             self.fold = read_folding(
                 self.folding, backbone.tokenizer, backbone.decoder.out_features
+            )
+            self._folded_words = words
+        elif words != self._folded_words:
+            raise ValueError(
+                "this head folds the terms of another vocabulary: make a head for each model"
             )
 
     def folded(self, reps: Tensor) -> Tensor:

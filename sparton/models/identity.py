@@ -20,7 +20,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256()
     for name, value in weights.items():
         sha.update(name.encode())
-        content: Any = value.cpu().contiguous().view(torch.uint8).numpy()
+        content: Any = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         sha.update(content)
     return sha.hexdigest()[:32]
 

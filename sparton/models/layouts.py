@@ -117,7 +117,7 @@ class UniformLayout:
 
 
 # What a body raises that wants or gives other arguments or shapes.
-_CANNOT_RUN = (TypeError, AttributeError, ValueError, RuntimeError)
+CANNOT_RUN = (TypeError, AttributeError, ValueError, RuntimeError)
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -162,7 +162,7 @@ def choose_layout(
             expected = torch.cat([body(input_ids=ids).last_hidden_state[0] for ids in alone])
         except torch.OutOfMemoryError:
             raise
-        except _CANNOT_RUN as error:
+        except CANNOT_RUN as error:
             raise ValueError(
                 f"{kind} cannot run on a text by itself ({type(error).__name__}: {error}): choose "
                 "another model"
@@ -200,7 +200,7 @@ def _repeats(layout: Layout, body: nn.Module, tokens: TokenBatch, expected: Tens
         states = layout.states(body, tokens)
     except torch.OutOfMemoryError:
         raise
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return False
     return _are_close(states, expected)
 

@@ -3,6 +3,8 @@
 D hidden width, V vocabulary.
 """
 
+import math
+
 import torch
 from torch import nn
 from transformers import BertForMaskedLM, ModernBertForMaskedLM, XLMRobertaForMaskedLM
@@ -36,8 +38,10 @@ def start_logits(
         ArgumentError: the head holds its decoder in a form of its own, and it would have to be
             changed; or a scale that is not positive.
     """
-    if not scale > 0:
-        raise ArgumentError("{logit_scale} must be positive", logit_scale=scale)
+    if not 0 < scale < math.inf:
+        raise ArgumentError("{logit_scale} must be positive and finite", logit_scale=scale)
+    if not math.isfinite(shift):
+        raise ArgumentError("{logit_shift} must be finite", logit_shift=shift)
     if center:
         _untie(backbone, "center", center)
         _center(backbone)

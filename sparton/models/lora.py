@@ -6,6 +6,7 @@ B learn. An adapter is saved as a part of the weights, or alone, in the files of
 
 import copy
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -78,7 +79,7 @@ class Lora(NamedTuple):
             lora = lora._replace(targets=list(lora.targets))
         for name, is_right, rule in (
             ("rank", type(lora.rank) is int and lora.rank > 0, "a whole number from 1 on"),
-            ("alpha", _is_number(lora.alpha) and lora.alpha > 0, "a number above 0"),
+            ("alpha", _is_number(lora.alpha) and 0 < lora.alpha < inf, "a finite number above 0"),
             ("dropout", _is_number(lora.dropout) and 0 <= lora.dropout < 1, "from 0 to below 1"),
             ("targets", bool(lora.targets), f"{ALL} or names of linear layers"),
             ("dtype", lora.dtype in DTYPES, "bf16 or fp32: quantised weights (QLoRA) cannot train"),

@@ -77,6 +77,8 @@ def front_matter(path: Path) -> dict[str, Any]:
             f"{path} begins with front matter that is no YAML in UTF-8 "
             f"({' '.join(str(error).split())}): correct or delete it"
         ) from error
+    if content is None or isinstance(content, str):
+        return {}  # nothing, or a text between two rules
     if not isinstance(content, dict):
         raise ValueError(f"{path} begins with front matter that is no mapping of names to values")
     return content

@@ -1,8 +1,8 @@
 """Encoding whole collections. N texts, V terms."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from threading import Lock
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sparton.arguments import ArgumentError, refuse_below, refuse_lone_text, refuse_other
+from sparton.arguments import (
+    ArgumentError,
+    refuse_below,
+    refuse_lone_text,
+    refuse_other,
+    refuse_uncounted,
+)
+from sparton.overlapping import Overlapping
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
@@ -94,7 +101,7 @@ def encode_texts(
     if len(texts) == 0:
         raise ValueError("there are no texts to encode")
     refuse_other(SIDES, side=side)
-    refuse_below(1, batch_tokens=batch_tokens)
+    refuse_uncounted(1, batch_tokens=batch_tokens, max_terms=max_terms)
     check_vector_dtype(vector_dtype)
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     check_pool_factor(pool_factor, kept, encoder)
@@ -200,9 +207,7 @@ def _refuse_precision(precision: object, encoder: nn.Module | None) -> None:
         )
 
 
-# How many blocks are at work with an encoder, and whether it was training before the first.
-_modes: dict[int, tuple[int, bool]] = {}
-_modes_lock = Lock()
+_modes = Overlapping()  # of encoders
 
 
 @contextmanager
@@ -223,7 +228,7 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
     try:
         # Not inference mode: a model may cache tensors here that training later differentiates.
         with (
-            _in_evaluation_mode(encoder),
+            _modes.within(encoder, partial(_evaluate, encoder)),  # several threads may encode
             torch.no_grad(),
             torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
             keeping_weights(encoder),
@@ -234,23 +239,11 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def _in_evaluation_mode(encoder: Any) -> Iterator[None]:
-    """Until the last of all blocks with this encoder that overlap has ended: several threads may
-    encode."""
-    with _modes_lock:
-        inside, was_training = _modes.get(id(encoder), (0, encoder.training))
-        _modes[id(encoder)] = inside + 1, was_training
-        encoder.eval()
-    try:
-        yield
-    finally:
-        with _modes_lock:
-            inside, was_training = _modes.pop(id(encoder))
-            if inside > 1:
-                _modes[id(encoder)] = inside - 1, was_training
-            else:
-                encoder.train(was_training)
+def _evaluate(encoder: Any) -> Callable[[], None]:
+    """Put an encoder into evaluation mode; what is given puts it back."""
+    undo = partial(encoder.train, encoder.training)
+    encoder.eval()
+    return undo
 
 
 def _checked_kinds(
@@ -264,8 +257,6 @@ def _checked_kinds(
         if kind not in encoder.kinds:
             raise ValueError(f"{name} gives no {KINDS[kind]}")
     kept = encoder.kinds if kinds is None else kinds
-    if max_terms is not None and max_terms < 1:
-        raise ValueError(f"max_terms is {max_terms}, must be at least 1")
     if max_terms is not None and "sparse" not in kept:
         raise ValueError(
             f"max_{side}_terms={max_terms} keeps a text's largest weights, but of {name} there "

@@ -189,7 +189,7 @@ def test_a_folder_of_something_else_is_not_touched(models, tmp_path):
         ({"precision": "fp4"}, "precision='fp4' must be fp32"),
         ({"precision": "fp8"}, "precision=fp8 needs a CUDA GPU of compute capability 8.9"),
         ({"kinds": ["tokens"]}, "SpladeEncoder gives no token vectors"),
-        ({"max_terms": 0}, "max_terms is 0, must be at least 1"),
+        ({"max_terms": 0}, "max_terms=0 must be a whole number of at least 1"),
         ({"side": "documents"}, "side='documents' must be query or document"),
     ],
 )

@@ -310,9 +310,9 @@ def test_the_arithmetic_is_fp32_under_autocast_and_with_16_bit_weights(dtype):
     ("sizes", "settings", "message"),
     [
         ((D, 8, 9), {}, "k=9 latents cannot be kept of hidden_dim=8"),
-        ((D, 8, 0), {}, "k=0 latents"),
-        ((D, 8, 2), {"k_aux": -1}, r"k_aux=-1 must be 0 \(no auxiliary loss\) or more"),
-        ((D, 8, 2), {"dead_threshold": 0}, "dead_threshold=0 at least one pass"),
+        ((D, 8, 0), {}, "k=0 must be a whole number of at least 1"),
+        ((D, 8, 2), {"k_aux": -1}, "k_aux=-1 must be a whole number of at least 0"),
+        ((D, 8, 2), {"dead_threshold": 0}, "dead_threshold=0 must be a whole number of at least 1"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes, settings, message):

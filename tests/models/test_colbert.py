@@ -186,7 +186,7 @@ def test_a_tokenizer_without_mask_fills_up_with_its_last_token():
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(ValueError, match="width must be a positive number, got 0"):
+    with pytest.raises(ValueError, match="width=0 must be a whole number of at least 1"):
         ColbertHead(0)
     with pytest.raises(ValueError, match="attend_to_expansion needs query_expansion"):
         ColbertHead(query_expansion=False, attend_to_expansion=True)

@@ -151,7 +151,7 @@ def test_prompts_are_markup():
     [
         ({"k": 65}, "k=65 latents cannot be kept of hidden_dim=64"),
         ({"pooling": "max"}, "pooling='max' is not one of mean, cls"),
-        ({"dead_threshold": 0}, "dead_threshold=0 at least one pass"),
+        ({"dead_threshold": 0}, "dead_threshold=0 must be a whole number of at least 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

@@ -297,7 +297,7 @@ def test_equal_arguments_give_equal_adapters():
         ({"rnk": 4}, "has rnk, and adapters have only rank, alpha, dropout"),
         ({"rank": 0}, "has rank=0, which must be a whole number from 1 on"),
         ({"rank": "lots"}, "has rank='lots', which must be a whole number"),
-        ({"alpha": 0}, "has alpha=0, which must be a number above 0"),
+        ({"alpha": 0}, "has alpha=0, which must be a finite number above 0"),
         ({"dropout": 1.0}, "has dropout=1.0, which must be from 0 to below 1"),
         ({"targets": []}, "has targets=.., which must be all-linear or names"),
         ({"targets": ["query", "q_proj"]}, "target 'q_proj', and BertForMaskedLM has no linear"),

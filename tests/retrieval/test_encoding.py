@@ -132,7 +132,7 @@ def test_the_mode_stays_until_the_last_block_that_overlaps_has_ended():
     encoder = CountingEncoder().train()
     first, second = ExitStack(), ExitStack()  # as of two threads
     for block in (first, second):
-        block.enter_context(encoding._in_evaluation_mode(encoder))
+        block.enter_context(encoding.evaluating(encoder, "fp32"))
     first.close()
     assert not encoder.training
     second.close()
@@ -366,7 +366,7 @@ def test_a_side_that_does_not_exist():
     [
         # It would have become the zeros of a dtype that PyTorch knows.
         ({"vector_dtype": "int8"}, "vector_dtype='int8' must be float16, bfloat16, float32"),
-        ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens=0 must be a whole number of at least 1"),
         ({"kinds": []}, "kinds is empty: name tokens, or leave it out"),
     ],
 )
@@ -388,7 +388,7 @@ def test_texts_of_which_none_has_anything(number):
 @pytest.mark.parametrize("build", [TopEncoder, CountingEncoder])
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_weights_of_a_text(build, most):
-    with pytest.raises(ValueError, match=f"max_terms is {most}, must be at least 1"):
+    with pytest.raises(ValueError, match=f"max_terms={most} must be a whole number of at least 1"):
         encode(build(), ["1 2 3"], max_terms=most)
 
 

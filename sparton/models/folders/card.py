@@ -74,7 +74,8 @@ def write_card(encoder: Encoder, folder: Path, name: str, lengths: Lengths) -> N
     """
     kind = KINDS[type(encoder)]
     front = _front_matter(encoder.origin, kind, name)
-    (folder / CARD).write_text(f"---\n{front}---\n\n{_body(encoder, kind, name, lengths)}")
+    content = f"---\n{front}---\n\n{_body(encoder, kind, name, lengths)}"
+    (folder / CARD).write_text(content, encoding="utf-8")
 
 
 def _front_matter(origin: Origin, kind: Kind, name: str) -> str:

@@ -129,7 +129,9 @@ def load_router(
         query = _load_static(source, routes.query[0].path, document.vocabulary_size)
         encoder = AsymmetricEncoder(query, document)
     elif routes.query != routes.document:
-        encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
+        learned = load_route("query", routes.query, None)
+        learned.markup = learned.markup._replace(echo=document.markup.echo)  # agreed on below
+        encoder = AsymmetricEncoder(learned, document)
     sides = SIDES if encoder is document else SIDES[1:]  # the head is that of the documents
     encoder.markup = agreed_prompts(source, head, sides)
     encoder.similarity = similarity
