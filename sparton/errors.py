@@ -5,6 +5,10 @@ class MissingDataError(FileNotFoundError):
     """A file of examples is not there; says what is."""
 
 
+class MissingExtraError(ModuleNotFoundError):
+    """A package that is an extra, or one of its own, is not installed; says how it is."""
+
+
 class NonFiniteLossError(ArithmeticError):
     """The loss became NaN or infinite; nothing was saved after it did."""
 

@@ -238,3 +238,18 @@ def test_tasks_are_reported_once(monkeypatch, capsys, caplog):
         logging.getLogger().addHandler(caplog.handler)  # which Hydra has replaced
         beir_folder("toy")
     assert caplog.messages == said, "whoever reads it later is told again"
+
+
+def test_results_of_another_model_in_the_same_place_are_not_lost(models, monkeypatch):
+    """A link, as runs/latest is, is another model after the next training."""
+    write_beir(Path("toy"))
+    link = Path("latest")
+    link.symlink_to(models["splade"].removeprefix("model="))
+    evaluated(monkeypatch, "model=latest")
+    kept = Path("out/results.json").read_bytes()
+    link.unlink()
+    link.symlink_to(models["any length"].removeprefix("model="))
+    task = ["evaluation=beir_folder", "evaluation.path=toy"]
+    said = refusal(monkeypatch, "model=latest", *task, "output=out")
+    assert "output=out holds the results of" in said and "splade, and this is" in said
+    assert Path("out/results.json").read_bytes() == kept

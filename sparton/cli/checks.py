@@ -16,8 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from sparton.arguments import ArgumentError
 from sparton.cli.folders import LATEST
 from sparton.cli.numeric_checks import check_lora, check_precision, check_sharding
-from sparton.cli.overrides import changed_groups, overrides_in, written
-from sparton.cli.schema import body_options, flat_settings, total_steps
+from sparton.cli.overrides import (
+    cell_name,
+    changed_groups,
+    overrides_in,
+    typed_overrides,
+    written,
+)
+from sparton.cli.schema import FOLDERS_OF_THEIR_OWN, body_options, flat_settings, total_steps
 from sparton.cli.targets import refuse_wrong_settings
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, SELECT_BY
@@ -69,6 +75,33 @@ def _check_names(cfg: DictConfig) -> None:
         raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
 
 
+def check_cells(variants: Sequence[DictConfig]) -> None:
+    """Refuse a sweep of which not all cells would lie in one folder, or two in the same.
+
+    Raises:
+        ValueError: names the settings.
+    """
+    for setting in ("study", "name"):
+        values = dict.fromkeys(str(cfg[setting]) for cfg in variants)
+        if len(values) > 1:
+            raise ValueError(
+                f"{setting}=... has several values ({', '.join(values)}): a sweep has one, as its "
+                f"folder has; set {setting} to one of your own"
+            )
+    overrides = [typed_overrides(cfg.hydra) for cfg in variants]
+    shared = set.intersection(*map(set, overrides))
+    seen: dict[tuple, list[str]] = {}
+    for cfg, each in zip(variants, overrides, strict=True):
+        own = [override for override in each if override not in shared]
+        folder = (cell_name(own or each, (), FOLDERS_OF_THEIR_OWN), cfg.gpus, cfg.seed)
+        other = seen.setdefault(folder, own)
+        if other != own:
+            raise ValueError(
+                f"{' '.join(other)} and {' '.join(own)} would lie in one folder, {folder[0]}: run "
+                "them one after the other, each with a name=... of its own"
+            )
+
+
 def check_required(cfg: DictConfig) -> None:
     """Refuse what an experiment leaves to the user, who has not set it.
 
@@ -114,19 +147,19 @@ def _check_numbers(cfg: DictConfig) -> None:
         if name == "micro_batch":
             words = f"{FITTING}, {words}"
             value = None if value == FITTING else value
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value}: must be a whole number from 1 on, {words}")
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}={written(value)}: must be a whole number from 1 on, {words}")
     held_out = cfg.evaluation.get("holdout") or {}
     for name, least in (("most", 1), ("documents", 1), ("seed", 0)):
         value = held_out.get(name, least)
-        if not isinstance(value, int) or value < least:
+        if type(value) is not int or value < least:
             raise ValueError(
                 f"evaluation.holdout.{name}={written(value)}: must be a whole number from {least} "
                 "on"
             )
     for name in ("weight_decay", "optimizer.lr", "evaluation.holdout.share"):
         value = OmegaConf.select(cfg, name, default=0.0)
-        if not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}={written(value)}: must be a number")
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: must not be negative, and finite")

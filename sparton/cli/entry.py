@@ -14,7 +14,7 @@ from typing import Any
 from hydra.types import TaskFunction
 from omegaconf import DictConfig
 
-from sparton.cli.checks import check, check_required
+from sparton.cli.checks import check, check_cells, check_required
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import EXPECTED_ERRORS, settings_named
@@ -56,8 +56,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
 
         again = [*program, *request.again()]
         if sweeps:
-            if len({cfg.name for cfg in variants}) > 1:
-                raise ValueError("name=... has several values: a sweep has one, as its folder has")
+            check_cells(variants)
             refuse_torchrun()
             opened.sweep(partial(run_cell_of_sweep, again=again))
             return None

@@ -24,6 +24,7 @@ from sparton.errors import (
     CheckpointError,
     DeviceMemoryError,
     MissingDataError,
+    MissingExtraError,
     NonFiniteLossError,
     OtherRunError,
     RunError,
@@ -37,6 +38,7 @@ EXPECTED_ERRORS = (
     NonFiniteLossError,
     CheckpointError,
     DeviceMemoryError,
+    MissingExtraError,
     RunError,
 )
 

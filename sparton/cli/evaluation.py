@@ -97,7 +97,9 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     name = folder_name(typed, left_out=_INCIDENTAL)
     output = Path(cfg.output or Path("runs", "evaluate", name))
     resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    _refuse_other_results(output, resolved)
+    place = Path(cfg.model)
+    model = str(place.resolve()) if place.is_dir() else cfg.model
+    _refuse_other_results(output, resolved, model)
     builders = task_builders(cfg, cfg.split)
     if not builders:  # as a folder without such judgments gives
         other = "test" if cfg.split == "dev" else "dev"
@@ -121,10 +123,9 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     together = len(builders) == 1 and are_ours(cfg, cfg.split)
     build_first((), builders.values(), world, together=together)
     output.mkdir(parents=True, exist_ok=True)
-    place = Path(cfg.model)
     description = {
         "config": resolved,
-        "model": str(place.resolve()) if place.is_dir() else cfg.model,
+        "model": model,
         "environment": describe_environment(),
     }
     evaluation.run_tests(
@@ -134,15 +135,21 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
         print(f"written to {output}")
 
 
-def _refuse_other_results(output: Path, settings: Mapping[str, Any]) -> None:
-    """Results of the same settings are made anew; no others are lost."""
+def _refuse_other_results(output: Path, settings: Mapping[str, Any], model: str) -> None:
+    """Results of the same settings and model are made anew; no others are lost."""
     file = output / "results.json"
     if not file.is_file():
         return
     try:
-        before = read_json(file).get("config", {})
+        found = read_json(file)
     except ValueError:
         return  # what is damaged is no loss
+    before = found.get("config", {})
+    if found.get("model", model) != model:  # runs/latest is another after each training
+        raise FileExistsError(
+            f"output={output} holds the results of {found['model']}, and this is {model}: name "
+            "another folder, or remove it"
+        )
     own, other = (
         flat_settings({key: value for key, value in each.items() if key not in _INCIDENTAL})
         for each in (settings, before)

@@ -38,10 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the words behind ``sparton`` ask for; None for those of this process."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command, *rest = words
-    if command in ("-h", "--help"):
-        sys.stdout.write(_help())
-    elif command == "--version":
-        sys.stdout.write(f"sparton {__version__}\n")
+    if said := _said(command):
+        _say(said)
     elif command in COMMANDS:
         from sparton.cli.errors import one_sentence
 
@@ -52,6 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         near = get_close_matches(command, COMMANDS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
         sys.exit(f"sparton: there is no command {command}{guess} (of {', '.join(COMMANDS)})")
+
+
+def _say(words: str) -> None:
+    """On standard output, if somebody reads it."""
+    try:
+        sys.stdout.write(words)
+        sys.stdout.flush()
+    except OSError:
+        # What else says errors takes half a second to import.
+        from sparton.cli.errors import one_sentence
+
+        with one_sentence("sparton"):
+            raise
+
+
+def _said(command: str) -> str:
+    """What needs no command."""
+    if command in ("-h", "--help"):
+        return _help()
+    return f"sparton {__version__}\n" if command == "--version" else ""
 
 
 def _help() -> str:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.errors import MissingExtraError
 from sparton.training.settings import FITTING, PRECISIONS, SHARDINGS
 
 
@@ -44,7 +45,7 @@ def check_lora(cfg: DictConfig) -> None:
         if not OmegaConf.is_dict(lora):
             continue
         if find_spec("peft") is None:
-            raise ModuleNotFoundError(
+            raise MissingExtraError(
                 f"{name} needs peft, which is an extra: pip install 'sparton[lora]'"
             )
         if cfg.precision == "bf16_pure":

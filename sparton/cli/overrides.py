@@ -104,6 +104,12 @@ def written(value: object) -> str:
             )
             return value if plain else QuotedString(value, Quote.single).with_quotes()
         case Mapping():
+            for name in value:
+                if isinstance(name, str) and not re.fullmatch(r"[\w./@:-]+", name, re.ASCII):
+                    raise ValueError(
+                        f"{name!r} is no name in a setting: give it letters of ASCII, digits and "
+                        ". _ - / @ : alone"
+                    )
             items = (f"{written(name)}:{written(each)}" for name, each in value.items())
             return f"{{{','.join(items)}}}"
         case Sequence():

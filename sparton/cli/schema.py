@@ -19,7 +19,7 @@ _INCIDENTAL = {
     "name", "study", "gpus", "sharding", "micro_batch", "log_every", "checkpoint_every",
     "num_workers", "logger", "metrics",
 }  # fmt: skip
-_FOLDERS_OF_THEIR_OWN = {"name", "study", "gpus", "seed"}
+FOLDERS_OF_THEIR_OWN = {"name", "study", "gpus", "seed"}
 
 
 @dataclass
@@ -125,9 +125,9 @@ def register() -> None:
     """
     for command, schema in SCHEMAS.items():
         ConfigStore.instance().store(name=f"{command}_schema", node=schema)
-    run_name = partial(_named, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
-    sweep_name = partial(_named, left_out=_FOLDERS_OF_THEIR_OWN)
-    of_cell = partial(cell_name, left_out=_FOLDERS_OF_THEIR_OWN)
+    run_name = partial(_named, left_out=_INCIDENTAL | FOLDERS_OF_THEIR_OWN)
+    sweep_name = partial(_named, left_out=FOLDERS_OF_THEIR_OWN)
+    of_cell = partial(cell_name, left_out=FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("required", _required, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("cell_name", of_cell, replace=True)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,18 @@ class SweepReport(Callback):
         from sparton.sweeps.report import write_records
 
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            write_records(Path(config.hydra.sweep.dir))
+            with suppress(OSError):  # the report that ends the sweep tells of it
+                write_records(Path(config.hydra.sweep.dir))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from sparton.sweeps.report import read_published, write_report
 
-        paper = None
-        if self._published:
-            paper = read_published(shipped("results/paper.json"), self._published)
-        if write_report(Path(config.hydra.sweep.dir), self._examples, paper):
+        folder, paper = Path(config.hydra.sweep.dir), None
+        try:
+            if self._published:
+                paper = read_published(shipped("results/paper.json"), self._published)
+            unfinished = write_report(folder, self._examples, paper)
+        except Exception as error:  # which Hydra would tell of in a warning, and go on
+            sys.exit(f"no report of {folder} ({type(error).__name__}: {error})")
+        if unfinished:
             sys.exit(1)  # cells without a result, each named by the report

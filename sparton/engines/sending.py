@@ -2,10 +2,10 @@
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -57,6 +57,7 @@ class HttpClient:
         self._headers = engine.headers(key) if key else {}
         self._local = threading.local()
         self._answered = False
+        self._stopped = threading.Event()
 
     def call(self, request: Request, allow: Sequence[int] = ()) -> Answer:
         """The answer to a request, which succeeds or has one of the statuses in ``allow``.
@@ -68,8 +69,7 @@ class HttpClient:
         """
         why = ""
         for attempt in range(_ATTEMPTS):
-            if attempt:
-                time.sleep(_pause(attempt))
+            self.pause(attempt)
             try:
                 response = self._session().request(
                     request.method,
@@ -79,6 +79,11 @@ class HttpClient:
                     timeout=_TIMEOUT,
                     allow_redirects=False,  # another host would get what authenticates
                 )
+            except requests.exceptions.SSLError as error:  # a ConnectionError, too
+                raise ConnectionError(
+                    f"{self._engine.name} at {self._url} has a certificate that is not trusted "
+                    f"here ({error}): REQUESTS_CA_BUNDLE names a file of those that are"
+                ) from error
             except (
                 requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError
             ) as error:  # fmt: skip
@@ -90,7 +95,12 @@ class HttpClient:
                     "name the place where it is"
                 ) from error
             self._answered = True
-            if response.ok or response.status_code in allow:
+            if response.is_redirect:
+                raise ValueError(
+                    f"{self._engine.name} at {self._url} is elsewhere ({response.status_code}): "
+                    f"its address is in {response.headers['location']}"
+                )
+            if 200 <= response.status_code < 300 or response.status_code in allow:
                 return Answer(response.status_code, _content(response))
             why = f"{response.status_code} {response.reason}: {response.text[:500]}".strip()
             if response.status_code not in BUSY:
@@ -99,6 +109,19 @@ class HttpClient:
         raise ConnectionError(
             f"{self._engine.name} at {self._url} did not answer {_ATTEMPTS} times ({why}): {_AGAIN}"
         )
+
+    def pause(self, attempt: int) -> None:
+        """Wait before an attempt, counted from 0; nobody waits any longer after :meth:`stop`.
+
+        Raises:
+            ConnectionError: it was stopped.
+        """
+        if self._stopped.wait(_pause(attempt) if attempt else 0.0):
+            raise ConnectionError(f"{self._engine.name} at {self._url} is asked nothing more")
+
+    def stop(self) -> None:
+        """Ask nothing more, in any thread."""
+        self._stopped.set()
 
     def _session(self) -> requests.Session:
         """One for each thread."""
@@ -142,7 +165,8 @@ def send(engine: Engine, texts: EncodedTexts, url: str, *, progress: bool = True
         for ids, shard in shards_with_ids(texts):
             found = batches(engine, ids, shard, engine.together)
             sent = 0
-            for number in _parallel(lambda batch: _put(client, engine, batch), found):
+            put = partial(_put, client, engine)
+            for number in _parallel(put, found, client.stop):
                 sent += number
                 advance(number)
             advance(len(ids) - sent)
@@ -154,8 +178,7 @@ def _put(client: HttpClient, engine: Engine, batch: Batch) -> int:
     """Send some documents, those that were refused for now again; how many there were."""
     left = batch
     for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_pause(attempt))
+        client.pause(attempt)
         try:
             answer = client.call(engine.request(left.ids, left.lines))
             again = engine.busy(left.ids, answer)
@@ -183,17 +206,33 @@ def _content(response: requests.Response) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``map`` in threads, with few items ahead; the first error ends it."""
+def _parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], stop: Callable[[], None]
+) -> Iterator[Result]:
+    """``map`` in threads, with few items ahead; the first error ends it, and ``stop`` those that
+    are under way."""
+    failed: list[Exception] = []
+
+    def tried(item: Item) -> Result:
+        try:
+            return function(item)
+        except Exception as error:
+            failed.append(error)
+            stop()
+            raise
+
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(function, item))
+                waiting.append(pool.submit(tried, item))
                 if len(waiting) > 2 * _WORKERS:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except BaseException:
+        except BaseException as error:
+            stop()
             pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, Exception) and failed:
+                raise failed[0] from None  # and not what it has stopped
             raise

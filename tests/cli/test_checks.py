@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from sparton.cli.checks import check, check_required
+from sparton.cli.checks import check, check_cells, check_required
 from sparton.cli.errors import explain
 from sparton.cli.inputs import read_inputs
 from sparton.training.distributed import World
@@ -60,6 +61,8 @@ from tests.composing import CONFIGS, composed
             "refresh.every=1000: nothing would be mined in 1000 steps",
         ),
         (["backbone=bare", "head=colbert", "backbone.name=null"], 1, "backbone.name=null: name a"),
+        (["optimizer.lr=true"], 1, "optimizer.lr=true: must be a number"),
+        (["evaluation.every=true"], 1, "evaluation.every=true: must be a whole number from 1 on"),
     ],
 )
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
@@ -214,3 +217,22 @@ def test_a_logger_that_takes_no_step_to_start_from_is_refused():
         ValueError, match=r"logger\.mine makes a Counter already: .*_partial_: true"
     ):
         read_inputs(cfg, World(0, 1, torch.device("cpu")))
+
+
+def cell(*overrides: str) -> DictConfig:
+    """As the composer gives the variants of a sweep."""
+    cfg = composed(*overrides)
+    OmegaConf.set_struct(cfg, False)
+    return OmegaConf.create({**cfg, "hydra": {"overrides": {"task": [*overrides]}}})
+
+
+def test_cells_of_a_sweep_lie_in_one_folder_and_each_in_its_own():
+    check_cells([cell("batch=8", f"seed={seed}") for seed in (1, 2)])
+    check_cells([cell(f"batch={batch}", "study=own") for batch in (8, 16)])
+    for setting in ("study", "name"):
+        message = rf"{setting}=... has several values \(a, b\)"
+        with pytest.raises(ValueError, match=message):
+            check_cells([cell(f"{setting}={value}") for value in ("a", "b")])
+    files = [cell("batch=8", f"data.files={path}") for path in ("/no/x.jsonl", "/no_x.jsonl")]
+    with pytest.raises(ValueError, match=r"would lie in one folder, data\.files-_no_x\.jsonl"):
+        check_cells(files)

@@ -172,3 +172,14 @@ def test_arguments_of_the_library_are_told_as_the_overrides_that_give_them():
 )
 def test_what_overrides_can_do_about_an_error_is_told(error, remedy):
     assert explain(error).startswith(str(error)) and remedy in explain(error)
+
+
+def test_help_that_nobody_can_read_ends_in_a_sentence():
+    for words, code in ((["--help"], 1), (["--version"], 1)):
+        with Path("/dev/full").open("w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "sparton", *words],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+        assert ended.returncode == code
+        assert "No space left" in ended.stderr and "Traceback" not in ended.stderr

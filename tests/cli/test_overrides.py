@@ -56,3 +56,10 @@ def test_long_folder_names_are_cut_and_stay_apart():
     first, second = (folder_name([f"x={'x' * 300}{end}"]) for end in "ab")
     assert first != second
     assert max(len(first), len(second)) < 140
+
+
+def test_names_that_an_override_cannot_hold_are_refused():
+    assert written({"a-b.c/d": 1}) == "{a-b.c/d:1}"
+    for name in ("a b", "\u00e9"):
+        with pytest.raises(ValueError, match="is no name in a setting"):
+            written({name: 1})

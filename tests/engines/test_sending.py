@@ -1,8 +1,10 @@
 """Documents sent to a double of each engine, which fails now and then."""
 
 import json
+import time
 
 import pytest
+import requests
 
 from sparton.arguments import ArgumentError
 from sparton.encoded import delete_texts
@@ -154,3 +156,47 @@ def test_a_url_that_cannot_be_is_refused(url, message, texts):
     with pytest.raises(ArgumentError, match=message) as refused:
         send(engine, texts, url, progress=False)
     assert "secret" not in f"{refused.value!r}"
+
+
+def answering(monkeypatch, respond):
+    """Every request gets what ``respond`` gives or raises."""
+    monkeypatch.setattr(requests.Session, "request", lambda *_, **__: respond())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_redirection_is_no_success(name, texts, monkeypatch):
+    elsewhere = requests.Response()
+    elsewhere.status_code, elsewhere.headers["location"] = 308, "https://there:9200/"
+    answering(monkeypatch, lambda: elsewhere)
+    with pytest.raises(ValueError, match=r"is elsewhere \(308\): its address is in https://there"):
+        send(engine_of(name, texts), texts, "http://here:1", progress=False)
+
+
+def test_a_certificate_that_is_not_trusted_is_told(texts, monkeypatch):
+    def respond():
+        raise requests.exceptions.SSLError("self-signed certificate")
+
+    answering(monkeypatch, respond)
+    with pytest.raises(ConnectionError, match="REQUESTS_CA_BUNDLE"):
+        send(engine_of("qdrant", texts), texts, "https://here:1", progress=False)
+
+
+def test_nobody_waits_for_others_after_an_error(tmp_path, monkeypatch):
+    """The last is refused; the others would be busy for a minute."""
+    monkeypatch.setattr(sending, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(sending, "_LONGEST_PAUSE", 60.0)
+
+    def put(client, engine, batch):
+        if batch.ids == [IDS[2]]:
+            time.sleep(0.5)
+            raise ValueError("cannot parse")
+        client.pause(1)
+
+    monkeypatch.setattr(sending, "_put", put)
+    texts = write_encoded(tmp_path / "docs", representations(), IDS, rows_per_shard=4)
+    engine, began = engine_of("vespa", texts), time.monotonic()
+    with double() as there:
+        there.index = {"a": "schema"}
+        with pytest.raises(ValueError, match="cannot parse"):
+            send(engine, texts, there.url, progress=False)
+    assert time.monotonic() - began < 30

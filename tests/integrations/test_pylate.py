@@ -174,3 +174,18 @@ def test_their_losses_and_gradients_are_the_same(peer, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
         assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 1e-3, name
+
+
+def test_lists_of_tensors_are_stacked_as_pylate_stacks_them():
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (
+        torch.rand(2, 3, 8, generator=generator),
+        torch.rand(2, 4, 5, 8, generator=generator),
+    )
+    masks = torch.ones(2, 3), torch.ones(2, 4, 5)
+    expected = ours.contrastive_scores(queries, documents, *masks)
+    nested = [list(each) for each in documents]
+    assert torch.equal(ours.contrastive_scores(list(queries), nested, *masks), expected)
+    arrays = [each.numpy() for each in queries]
+    assert torch.equal(ours.contrastive_scores(arrays, documents, *map(list, masks)), expected)
+    assert torch.equal(ours.contrastive_scores(queries.tolist(), documents, *masks), expected)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sparton.sweeps import report
 from sparton.sweeps.report import Published, read_records, write_report
 
 PUBLISHED = Published(
@@ -237,5 +238,15 @@ def test_the_figure_has_a_line_for_each_head_and_a_cross_where_memory_ran_out(sw
 
 
 def test_a_folder_without_cells_has_no_report(tmp_path):
-    assert write_report(tmp_path) == 0
+    with pytest.raises(ValueError, match="no cell has left anything there"):
+        write_report(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_damaged_files_of_a_cell_are_left_out_and_told(tmp_path, caplog):
+    cell = tmp_path / "cell"
+    cell.mkdir()
+    assert report._read(cell / "results.json") == {}
+    (cell / "results.json").write_text('{"split": "te')
+    assert report._quality(cell / "results.json") == {}
+    assert "results.json is left out of the report" in caplog.text

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from sparton.arguments import ArgumentError, refuse_below
@@ -40,18 +41,27 @@ def add_reading(group: "argparse._ActionsContainer") -> None:
         help="question=query or docno=_id renames; for TSV: the names in order",
     )  # fmt: skip
     group.add_argument(
-        "--on-error", choices=("stop", "skip"), default="stop",
+        "--on-error", choices=("stop", "skip"),
         help="what a malformed record does; default: stop",
     )  # fmt: skip
 
 
 def reading_of(parsed: argparse.Namespace) -> dict[str, Any]:
     """``columns`` and ``on_error`` of a :class:`~sparton.datasets.preparation.Reading`. Columns are
-    a mapping if they are written NAME=KNOWN, else a list."""
+    a mapping if they are written NAME=KNOWN, else a list.
+
+    Raises:
+        ValueError: some are, and some are not.
+    """
     columns = parsed.columns
-    if columns and all("=" in name for name in columns):
+    renames = [name for name in columns or () if "=" in name]
+    if renames and len(renames) < len(columns):
+        raise ValueError(
+            f"--columns {' '.join(columns)}: all of them rename, as {renames[0]} does, or none"
+        )
+    if renames:
         columns = dict(name.split("=", 1) for name in columns)
-    return {"columns": columns, "on_error": parsed.on_error}
+    return {"columns": columns, "on_error": parsed.on_error or "stop"}
 
 
 def add_precision(group: "argparse._ActionsContainer", words: str = "default: by device") -> None:
@@ -69,6 +79,16 @@ def check_query(query: str | None, k: int | None) -> None:
     refuse_below(1, k=k)
     if query is not None and not query.strip():
         raise ArgumentError("{query:name} has no text", query=query)
+
+
+def refuse_existing(output: Path) -> None:
+    """Refuse to write over a file.
+
+    Raises:
+        FileExistsError: names it.
+    """
+    if output.exists():
+        raise FileExistsError(f"--output {output} exists: remove it, or name another")
 
 
 def flag(name: str) -> str:

@@ -9,7 +9,7 @@ Several collections count as one. The formula is BM25's, see sparton.pipelines.c
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sparton.cli.commands.flags import command_parser
+from sparton.cli.commands.flags import command_parser, refuse_existing
 
 INTERRUPTED = "nothing was written, the same command starts again"
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tokenizer", required=True, help="model folder or hub name")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parsed = parser.parse_args(arguments)
+    refuse_existing(parsed.output)
 
     from sparton.datasets.collection import beir_texts
 

@@ -9,7 +9,7 @@ Several collections count as one. See sparton.pipelines.pair_texts.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sparton.cli.commands.flags import command_parser
+from sparton.cli.commands.flags import command_parser, refuse_existing
 
 INTERRUPTED = "nothing was written, the same command starts again"
 
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parsed = parser.parse_args(arguments)
+    refuse_existing(parsed.output)
     texts = _Texts(parsed.corpora)
     iter(texts)  # a missing file is said now, as what follows takes seconds
 

@@ -39,7 +39,7 @@ _SETTINGS = (
 
 def main(arguments: Sequence[str]) -> None:
     """``sparton search``."""
-    parsed = _parser().parse_args([_as_flag(word) for word in arguments])
+    parsed = _parser().parse_args(_as_flags(arguments))
 
     from sparton.arguments import ArgumentError, refuse_ignored
     from sparton.cli.collections import text_files
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     with flags_named():
         check_query(parsed.query, parsed.k)
         if parsed.queries is None:
-            ignored = {"output": parsed.output, "columns": parsed.columns}
+            ignored = {name: getattr(parsed, name) for name in ("output", "columns", "on_error")}
             refuse_ignored("a search without queries of files", **ignored)
         elif parsed.output is None:
             raise ArgumentError(
@@ -144,6 +144,17 @@ def _asked() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def _as_flags(words: Sequence[str]) -> list[str]:
+    """Settings as flags; what follows a flag, or ``--``, is a value and stays."""
+    found: list[str] = []
+    for number, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[number:]]
+        before = words[number - 1] if number else ""
+        found.append(word if before.startswith("-") and "=" not in before else _as_flag(word))
+    return found
 
 
 def _as_flag(word: str) -> str:

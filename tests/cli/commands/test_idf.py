@@ -49,3 +49,11 @@ def test_what_is_not_there_is_named(folder, corpus, tokenizer, message):
     with pytest.raises(FileNotFoundError, match=message):
         run(folder / corpus, "--tokenizer", folder / tokenizer, "--output", output)
     assert not output.exists()
+
+
+def test_a_file_that_is_there_is_kept(tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("precious")
+    with pytest.raises(FileExistsError, match="kept exists: remove it, or name another"):
+        main([str(tmp_path), "--tokenizer", "none", "--output", str(kept)])
+    assert kept.read_text() == "precious"

@@ -43,3 +43,11 @@ def test_what_is_wrong_is_named_by_its_flag(folder, words, error, message):
     with pytest.raises(error, match=message):
         main([str(folder / words[0]), *words[1:], "--output", str(output)])
     assert not output.exists()
+
+
+def test_a_file_that_is_there_is_kept(tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("precious")
+    with pytest.raises(FileExistsError, match="kept exists: remove it, or name another"):
+        main([str(tmp_path), "--output", str(kept)])
+    assert kept.read_text() == "precious"
