@@ -104,10 +104,11 @@ class Encoder(nn.Module):
 
     def narrow(self, width: int) -> None:
         """Give, from now on, the first components of token vectors alone, and of length 1 again
-        where the whole ones are.
+        where the whole ones are. Of a model that does not say that it was trained with several
+        widths any are given.
 
         Raises:
-            ValueError: these do not work alone, or there are no token vectors.
+            ValueError: another width than those, or there are no token vectors.
         """
         raise ArgumentError(
             "{width} narrows the token vectors of a ColbertEncoder, and this is a {}: leave it out",
