@@ -11,7 +11,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -24,12 +23,9 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     Shape,
     await_stage,
     buffer,
-    consume,
     give_back,
-    make_ring,
-    own_share,
-    produce,
     rows_of,
+    specialise,
     write_rows,
 )
 from sparton.kernels.varlen_attention.operands import AttentionOperands
@@ -124,30 +120,9 @@ def _attention_hopper_kernel(
     SHAPE: gl.constexpr = Shape(H, D, SCALE, PARTS)
     tiled = Operand((query,), (stride_q,), None)
     chunked = Operand((key, value), (stride_k, stride_v), None)
-    tiles = make_ring(tiled.tensors, TILES, 1)
-    chunks = make_ring(chunked.tensors, CHUNKS, PARTS)
-    fence_async_shared()
-    share = own_share(query_cu_ptr, key_cu_ptr, shares_ptr, N, H)
+    bounds = (query_cu_ptr, key_cu_ptr, shares_ptr, N)
     results = (out_ptr, lse_ptr, Tq)
-    gl.warp_specialize(
-        [
-            (
-                consume,
-                (gl.constexpr(_attend), share, results, tiles, chunks, gl.constexpr(0), SHAPE),
-            ),
-            (
-                consume,
-                (gl.constexpr(_attend), share, results, tiles, chunks, gl.constexpr(1), SHAPE),
-            ),
-            (
-                consume,
-                (gl.constexpr(_attend), share, results, tiles, chunks, gl.constexpr(2), SHAPE),
-            ),
-            (produce, (share, tiled, chunked, tiles, chunks)),
-        ],
-        [4, 4, 1],
-        [152, 152, 40],
-    )
+    specialise(_attend, bounds, results, tiled, chunked, TILES, CHUNKS, SHAPE)
 
 
 def attention_hopper(operands: AttentionOperands, out: Tensor, lse: Tensor | None) -> None:

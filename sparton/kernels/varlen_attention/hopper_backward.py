@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -27,12 +26,9 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     Shape,
     await_stage,
     buffer,
-    consume,
     give_back,
-    make_ring,
-    own_share,
-    produce,
     rows_of,
+    specialise,
     write_rows,
 )
 from sparton.kernels.varlen_attention.operands import AttentionOperands
@@ -157,30 +153,9 @@ def _dquery_hopper_kernel(
     SHAPE: gl.constexpr = Shape(H, D, SCALE, QUERY_PARTS)
     tiled = Operand((query, grad, out), (stride_q, stride_g, D), None)
     chunked = Operand((key, value), (stride_k, stride_v), None)
-    tiles = make_ring(tiled.tensors, TILES, 1)
-    chunks = make_ring(chunked.tensors, CHUNKS, QUERY_PARTS)
-    fence_async_shared()
-    share = own_share(query_cu_ptr, key_cu_ptr, shares_ptr, N, H)
+    bounds = (query_cu_ptr, key_cu_ptr, shares_ptr, N)
     results = (lse_ptr, sums_ptr, dquery_ptr, Tq, stride_s, stride_d)
-    gl.warp_specialize(
-        [
-            (
-                consume,
-                (gl.constexpr(_dquery), share, results, tiles, chunks, gl.constexpr(0), SHAPE),
-            ),
-            (
-                consume,
-                (gl.constexpr(_dquery), share, results, tiles, chunks, gl.constexpr(1), SHAPE),
-            ),
-            (
-                consume,
-                (gl.constexpr(_dquery), share, results, tiles, chunks, gl.constexpr(2), SHAPE),
-            ),
-            (produce, (share, tiled, chunked, tiles, chunks)),
-        ],
-        [4, 4, 1],
-        [152, 152, 40],
-    )
+    specialise(_dquery, bounds, results, tiled, chunked, TILES, CHUNKS, SHAPE)
 
 
 @gluon.jit(do_not_specialize=["stride_q", "stride_g", "stride_k", "stride_v", "N"])
@@ -194,20 +169,9 @@ def _dkey_hopper_kernel(
     SHAPE: gl.constexpr = Shape(H, D, SCALE, KEY_PARTS)
     tiled = Operand((key, value), (stride_k, stride_v), None)
     chunked = Operand((query, grad), (stride_q, stride_g), sums)
-    tiles = make_ring(tiled.tensors, TILES, 1)
-    chunks = make_ring((query, grad, sums), CHUNKS, KEY_PARTS)
-    fence_async_shared()
-    share = own_share(key_cu_ptr, query_cu_ptr, shares_ptr, N, H)
+    bounds = (key_cu_ptr, query_cu_ptr, shares_ptr, N)
     results = (dkey_ptr, dvalue_ptr, stride_d)
-    gl.warp_specialize(
-        [
-            (consume, (gl.constexpr(_dkey), share, results, tiles, chunks, gl.constexpr(0), SHAPE)),
-            (consume, (gl.constexpr(_dkey), share, results, tiles, chunks, gl.constexpr(1), SHAPE)),
-            (produce, (share, tiled, chunked, tiles, chunks)),
-        ],
-        [4, 1],
-        [232, 40],
-    )
+    specialise(_dkey, bounds, results, tiled, chunked, TILES, CHUNKS, SHAPE)
 
 
 def attention_backward_hopper(

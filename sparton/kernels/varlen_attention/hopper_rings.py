@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from sparton.kernels.launch import multiprocessors
 from sparton.kernels.tiles import Descriptor, copy_in, rows_layout
@@ -92,7 +92,7 @@ class Place(NamedTuple):
 
 
 @gluon.jit
-def aligned(first, n):
+def _aligned(first, n):
     """Where sums of sequence ``n`` begin: TMA reads whole 16 bytes, four of them."""
     return (first + 3 * n) // 4 * 4
 
@@ -105,8 +105,8 @@ def _stages(x, DEPTH: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(tensors, DEPTH: gl.constexpr, CONSUMERS: gl.constexpr):
-    """A ring for these descriptors."""
+def _make_ring(operand, DEPTH: gl.constexpr, CONSUMERS: gl.constexpr):
+    """A ring for what the operand describes."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], BARRIER)
@@ -114,8 +114,10 @@ def make_ring(tensors, DEPTH: gl.constexpr, CONSUMERS: gl.constexpr):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=CONSUMERS)
     buffers = ()
-    for i in gl.static_range(len(tensors)):
-        buffers += (_stages(tensors[i], DEPTH),)  # type: ignore[assignment]
+    for i in gl.static_range(len(operand.tensors)):
+        buffers += (_stages(operand.tensors[i], DEPTH),)  # type: ignore[assignment]
+    if operand.sums is not None:
+        buffers += (_stages(operand.sums, DEPTH),)  # type: ignore[assignment]
     return Ring(buffers, full, empty)
 
 
@@ -166,7 +168,7 @@ def _end(share, n):
 
 
 @gluon.jit
-def produce(share, tiled, chunked, tiles, chunks):
+def _produce(share, tiled, chunked, tiles, chunks):
     """Copy tiles and chunks of sequence after sequence into their rings, as stages fall empty."""
     tile_step = 0
     chunk_step = 0
@@ -184,7 +186,7 @@ def produce(share, tiled, chunked, tiles, chunks):
                     tile_step += 1
             else:
                 done = (part - 1) * TILE
-                sums_row = aligned(first[1], n) + done
+                sums_row = _aligned(first[1], n) + done
                 _copy(chunked, first[1] + done, sums_row, share.head, chunks, chunk_step)
                 chunk_step += 1
         first = end
@@ -192,9 +194,7 @@ def produce(share, tiled, chunked, tiles, chunks):
 
 
 @gluon.jit
-def consume(
-    work, share, results, tiles, chunks, PART: gl.constexpr, SHAPE: gl.constexpr
-):  # fmt: skip
+def _consume(work, share, results, tiles, chunks, PART: gl.constexpr, SHAPE: gl.constexpr):
     """Every so-manieth tile, of whichever sequence: ``work`` makes and writes the results of one.
 
     It gives the tile back, and the chunks if told that the tile is this warpgroup's last of the
@@ -209,7 +209,7 @@ def consume(
         own = (PART + SHAPE.PARTS - tile_step % SHAPE.PARTS) % SHAPE.PARTS
         for tile in range(own, num_tiles, SHAPE.PARTS):
             done = tile * TILE
-            sums_row = aligned(first[0], n) + done
+            sums_row = _aligned(first[0], n) + done
             place = Place(first[0] + done, sums_row, count - done, others, share.head)
             last_tile = tile + SHAPE.PARTS >= num_tiles
             work(results, place, tiles, tile_step + tile, chunks, chunk_step, last_tile, SHAPE)
@@ -225,6 +225,52 @@ def consume(
 
 
 @gluon.jit
+def _own_share(bounds, H: gl.constexpr):
+    """What this program does."""
+    tile_cu_ptr, chunk_cu_ptr, shares_ptr, N = bounds
+    group = gl.program_id(0) // H
+    begin, end = gl.load(shares_ptr + group), gl.load(shares_ptr + group + 1)
+    return Share(tile_cu_ptr, chunk_cu_ptr, begin, end, gl.program_id(0) % H, N)
+
+
+@gluon.jit
+def specialise(
+    work: gl.constexpr, bounds, results, tiled, chunked, TILES: gl.constexpr,
+    CHUNKS: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """Rings for so many tiles and chunks, and the warps.
+
+    ``bounds`` are the boundaries of tiles and of chunks, what share_out has given, and N. Who works
+    gets the registers that are left."""
+    tiles = _make_ring(tiled, TILES, 1)
+    chunks = _make_ring(chunked, CHUNKS, SHAPE.PARTS)
+    fence_async_shared()
+    share = _own_share(bounds, SHAPE.H)
+    if SHAPE.PARTS == 3:
+        gl.warp_specialize(
+            [
+                (_consume, (work, share, results, tiles, chunks, gl.constexpr(0), SHAPE)),
+                (_consume, (work, share, results, tiles, chunks, gl.constexpr(1), SHAPE)),
+                (_consume, (work, share, results, tiles, chunks, gl.constexpr(2), SHAPE)),
+                (_produce, (share, tiled, chunked, tiles, chunks)),
+            ],
+            [4, 4, 1],
+            [152, 152, 40],
+        )
+    else:
+        gl.static_assert(SHAPE.PARTS == 2)
+        gl.warp_specialize(
+            [
+                (_consume, (work, share, results, tiles, chunks, gl.constexpr(0), SHAPE)),
+                (_consume, (work, share, results, tiles, chunks, gl.constexpr(1), SHAPE)),
+                (_produce, (share, tiled, chunked, tiles, chunks)),
+            ],
+            [4, 1],
+            [232, 40],
+        )
+
+
+@gluon.jit
 def write_rows(tile, x_ptr, stride_t, place, D: gl.constexpr):
     """Write those rows of a tile that are its sequence's, where heads lie side by side."""
     VECTOR: gl.constexpr = 8  # elements, 16 bytes
@@ -235,14 +281,6 @@ def write_rows(tile, x_ptr, stride_t, place, D: gl.constexpr):
     columns = gl.arange(0, D, gl.SliceLayout(0, WRITTEN))
     rows = (place.row + offs).to(gl.int64) * stride_t + place.head * D
     gl.store(x_ptr + rows[:, None] + columns[None, :], values, (offs < place.count)[:, None])
-
-
-@gluon.jit
-def own_share(tile_cu_ptr, chunk_cu_ptr, shares_ptr, N, H: gl.constexpr):
-    """What this program does."""
-    group = gl.program_id(0) // H
-    begin, end = gl.load(shares_ptr + group), gl.load(shares_ptr + group + 1)
-    return Share(tile_cu_ptr, chunk_cu_ptr, begin, end, gl.program_id(0) % H, N)
 
 
 def rows_of(x: Tensor) -> Descriptor:
