@@ -259,7 +259,7 @@ class Retriever:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the folder that :func:`load`, sentence-transformers and PyLate read, all of it or
-        nothing.
+        nothing. No other thread may encode with the model meanwhile.
 
         Args:
             path: of the folder, which is made.

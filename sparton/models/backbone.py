@@ -186,7 +186,7 @@ class Backbone(EncoderBody):
 
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
-        """The complete Hugging Face model, for saving."""
+        """The complete Hugging Face model, for saving; the encoder cannot run meanwhile."""
         place = self._place
         place.restore()
         try:
