@@ -197,7 +197,9 @@ def test_settings_that_mean_nothing_are_refused():
         ColbertHead(16, widths=[16, 4], normalize=False)
     with pytest.raises(ValueError, match=r"pool_factor=0\.5 must be at least 1"):
         ColbertHead(16, pool_factor=0.5)
-    with pytest.raises(ValueError, match="protected_tokens=-1 must be at least 0"):
+    with pytest.raises(
+        ValueError, match="protected_tokens=-1 must be a whole number of at least 0"
+    ):
         ColbertHead(16, protected_tokens=-1)
 
 
