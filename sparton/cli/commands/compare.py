@@ -72,11 +72,12 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     """What sets the folders apart, without the parts that all of them begin or end with.
 
     Raises:
-        ValueError: the same folder twice.
+        ValueError: the same results twice.
     """
     parts = [run.resolve().parts for run in runs]
-    if twice := next((run for place, run in enumerate(parts) if run in parts[:place]), None):
-        raise ValueError(f"{Path(*twice)} is there twice")
+    places = [results_folder(run.resolve()) for run in runs]
+    if twice := next((run for place, run in enumerate(places) if run in places[:place]), None):
+        raise ValueError(f"{twice} is there twice")
     while all(len(own) > 1 for own in parts) and len({own[0] for own in parts}) == 1:
         parts = [own[1:] for own in parts]
     while all(len(own) > 1 for own in parts) and len({own[-1] for own in parts}) == 1:

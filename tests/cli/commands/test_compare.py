@@ -59,6 +59,8 @@ def test_a_run_may_be_named_by_its_model(runs, capsys):
     assert results_folder(runs[0]) == runs[0]
     main([str(run / "model") for run in runs])
     assert "splade against bm25" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=f"{runs[0]} is there twice"):
+        main([str(runs[0]), str(runs[0] / "model")])
 
 
 @pytest.mark.parametrize(
