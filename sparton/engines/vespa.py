@@ -45,6 +45,11 @@ class Vespa(Engine):
 
     def check_id(self, identifier: str) -> None:
         super().check_id(identifier)
+        if identifier in (".", ".."):
+            raise ValueError(
+                f"the id {identifier!r} is no part of a URL, in which vespa has it: encode the texts "
+                "with other ids"
+            )
         if _CONTROLS.search(identifier):
             raise ValueError(
                 f"the id {identifier!r} has control characters, which vespa does not take: encode "

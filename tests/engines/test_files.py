@@ -249,6 +249,7 @@ def test_weights_that_would_rank_wrongly_are_refused(name, weight, tmp_path):
         ("opensearch", "é" * 257, "has 514 bytes, but opensearch takes ids of 1 to 512 bytes"),
         ("milvus", "", "has 0 bytes"),
         ("vespa", "a\nb", r"the id 'a\\nb' has control characters"),
+        ("vespa", "..", r"the id '\.\.' is no part of a URL"),
     ],
 )
 def test_ids_that_an_engine_does_not_take_are_refused(name, identifier, message, tmp_path):
