@@ -47,7 +47,7 @@ class Vespa(Engine):
         super().check_id(identifier)
         if identifier in (".", ".."):
             raise ValueError(
-                f"the id {identifier!r} is no part of a URL, in which vespa has it: encode the texts "
+                f"the id {identifier!r} is no part of a URL, where vespa has it: encode the texts "
                 "with other ids"
             )
         if _CONTROLS.search(identifier):
