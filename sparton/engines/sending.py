@@ -160,12 +160,11 @@ def send(engine: Engine, texts: EncodedTexts, url: str, *, progress: bool = True
     client = HttpClient(engine, url)
     check_ids(engine, texts)
     engine.create(client)
-    documents = 0
+    put, documents = partial(_put, client, engine), 0
     with progress_bar("documents" if progress else None, len(texts)) as advance:
         for ids, shard in shards_with_ids(texts):
             found = batches(engine, ids, shard, engine.together)
             sent = 0
-            put = partial(_put, client, engine)
             for number in _parallel(put, found, client.stop):
                 sent += number
                 advance(number)

@@ -214,7 +214,6 @@ class Backbone(EncoderBody):
     @torch.no_grad()
     def _resize(self, rows: int) -> None:
         """New rows of the decoder's bias start at the mean of the others."""
-        self._refuse_growth()
         old, logit_bias, place = self.decoder.out_features, self.logit_bias, self._place
         bias = None if self.decoder.bias is None else self.decoder.bias.detach().clone()
         place.restore()

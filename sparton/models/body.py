@@ -139,10 +139,9 @@ class EncoderBody(nn.Module):
         Raises:
             ValueError: the vocabulary cannot grow, see :attr:`grows`; nothing has been changed.
         """
-        known, vocabulary = self.tokenizer.get_added_vocab(), self.tokenizer.get_vocab()
-        wanted = len(self.tokenizer) + len(set(tokens) - vocabulary.keys())
-        if wanted > self.num_embeddings:
-            self._refuse_growth()
+        if not self.grows:
+            self._refuse_growth(tokens)
+        known = self.tokenizer.get_added_vocab()
         new = [
             AddedToken(token, special=True, normalized=False)
             for token in tokens
@@ -257,8 +256,9 @@ class EncoderBody(nn.Module):
         """Whether there can be more tokens than rows of embeddings."""
         return True
 
-    def _refuse_growth(self) -> None:
-        if not self.grows:
+    def _refuse_growth(self, tokens: Sequence[str]) -> None:
+        new = set(tokens) - self.tokenizer.get_vocab().keys()
+        if len(self.tokenizer) + len(new) > self.num_embeddings:
             raise ValueError(
                 f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
                 f"holds the decoder in a form of its own: use {self.num_embeddings} tokens at most"

@@ -48,7 +48,7 @@ def graft(body: PreTrainedModel, mlm: Any, source: str, head_source: str) -> Pre
     weight = decoder.weight.detach().clone()
     weight[own_rows:] = _rows_of(body)[own_rows:]
     decoder.weight = nn.Parameter(weight)
-    if decoder.bias is not None and rows > own_rows:
+    if decoder.bias is not None:
         with torch.no_grad():
             decoder.bias[own_rows:] = decoder.bias[:own_rows].mean()
     setattr(mlm, mlm.base_model_prefix, body)

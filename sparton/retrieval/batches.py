@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import autocast_dtype
 from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.overlapping import Overlapping
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.storing import NotFiniteError, Transfer, VectorDtype, store_tokens
@@ -35,28 +36,14 @@ _TURN = 5e-4  # seconds that a thread may run Python while others wait to
 Item = TypeVar("Item")
 
 
-class _ShortTurns:
-    """Inside, the interpreter's threads take turns ten times as often as usual, until the last of
-    all blocks that overlap has ended: several threads may encode."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._usual = Lock(), 0, 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._usual = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual, _TURN))
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                sys.setswitchinterval(self._usual)
+_turns = Overlapping()  # of the interpreter's threads: several may encode
 
 
-_short_turns = _ShortTurns()
+def _shorten_turns() -> Callable[[], None]:
+    """Let threads take turns ten times as often as usual; what is given undoes it."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, _TURN))
+    return partial(sys.setswitchinterval, usual)
 
 
 @contextmanager
@@ -72,7 +59,7 @@ def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
             coming.append(thread.submit(next, items, None))
             yield item
 
-    with _short_turns, ThreadPoolExecutor(1) as thread:
+    with _turns.within(sys, _shorten_turns), ThreadPoolExecutor(1) as thread:
         coming = deque(thread.submit(next, items, None) for _ in range(_READY))
         try:
             yield found()

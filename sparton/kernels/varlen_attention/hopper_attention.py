@@ -24,6 +24,7 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     await_stage,
     buffer,
     give_back,
+    product,
     rows_of,
     specialise,
     write_rows,
@@ -70,8 +71,8 @@ def _scores(queries, chunks, step, none, ASYNC: gl.constexpr):
 def _attend(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.constexpr):
     """Mixed values of a tile of queries, and the logarithms of their sums of exponentials."""
     out_ptr, lse_ptr, Tq = results
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    MIXED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.D, 16])
+    SCORES: gl.constexpr = product(TILE)
+    MIXED: gl.constexpr = product(SHAPE.D)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     SCALE: gl.constexpr = SHAPE.SCALE * LOG2_E  # scores are exponents of 2
     # Finite, in case there are no keys.

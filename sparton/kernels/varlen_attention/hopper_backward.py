@@ -27,6 +27,8 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     await_stage,
     buffer,
     give_back,
+    lines,
+    product,
     rows_of,
     specialise,
     write_rows,
@@ -63,9 +65,7 @@ def _add(x, rows, acc):
 @gluon.jit
 def _delta(gradients, out, D: gl.constexpr):
     """Products of results and their gradients, of each query."""
-    VECTOR: gl.constexpr = 8  # elements, 16 bytes
-    LANES: gl.constexpr = D // VECTOR
-    READ: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // LANES, LANES], [4, 1], [1, 0])
+    READ: gl.constexpr = lines(D)
     return gl.sum(out.load(READ).to(gl.float32) * gradients.load(READ).to(gl.float32), 1)
 
 
@@ -74,8 +74,8 @@ def _dquery(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.con
     """Gradients of a tile of queries. Their logarithms and deltas go where the other kernel reads
     them."""
     lse_ptr, sums_ptr, dquery_ptr, Tq, stride_s, stride_d = results
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    SUMMED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.D, 16])
+    SCORES: gl.constexpr = product(TILE)
+    SUMMED: gl.constexpr = product(SHAPE.D)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     offs = gl.arange(0, TILE, ROWS)
     real = offs < place.count
@@ -110,8 +110,8 @@ def _dquery(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.con
 def _dkey(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.constexpr):
     """Gradients of a tile of keys and of their values."""
     dkey_ptr, dvalue_ptr, stride_d = results
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    SUMMED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.D, 16])
+    SCORES: gl.constexpr = product(TILE)
+    SUMMED: gl.constexpr = product(SHAPE.D)
     offs = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     none = gl.zeros((TILE, TILE), gl.float32, SCORES)
     dkey = gl.zeros((TILE, SHAPE.D), gl.float32, SUMMED)

@@ -35,6 +35,19 @@ SHORT = 128  # keys, to which a sequence is short
 WAVES = 8  # problems of a multiprocessor, at least
 
 
+@gluon.constexpr_function
+def product(columns: int) -> gl.NVMMADistributedLayout:
+    """How a warpgroup holds the product of a tile with so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.constexpr_function
+def lines(columns: int) -> gl.BlockedLayout:
+    """How a warpgroup reads and writes rows of so many elements, 16 bytes a thread."""
+    lanes = columns // 8
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
 class Shape(NamedTuple):
     """What the warps are compiled for.
 
@@ -273,9 +286,7 @@ def specialise(
 @gluon.jit
 def write_rows(tile, x_ptr, stride_t, place, D: gl.constexpr):
     """Write those rows of a tile that are its sequence's, where heads lie side by side."""
-    VECTOR: gl.constexpr = 8  # elements, 16 bytes
-    LANES: gl.constexpr = D // VECTOR
-    WRITTEN: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // LANES, LANES], [4, 1], [1, 0])
+    WRITTEN: gl.constexpr = lines(D)
     values = gl.convert_layout(tile.to(x_ptr.dtype.element_ty), WRITTEN)
     offs = gl.arange(0, TILE, gl.SliceLayout(1, WRITTEN))
     columns = gl.arange(0, D, gl.SliceLayout(0, WRITTEN))
