@@ -150,5 +150,6 @@ class KeyRows(NamedTuple):
 def text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     """64-bit hashes of texts. Two of ten million different texts have the same with a probability
     of three in a million."""
-    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    encoded = (text.encode(errors="surrogatepass") for text in texts)
+    digests = (hashlib.blake2b(each, digest_size=8).digest() for each in encoded)
     return np.frombuffer(b"".join(digests), np.dtype("<u8")).astype(np.uint64)

@@ -108,7 +108,7 @@ def _form(x: Tensor, parameters: list[Any]) -> Tensor:
 def _kept(dtype: torch.dtype, parameters: list[Any]) -> _Form:
     forms = _forms.get()
     assert forms is not None
-    key = id(parameters[0]), dtype
+    key = (dtype, *map(id, parameters))
     versions = [parameter._version for parameter in parameters]
     form = forms.get(key)
     if form is None or form.versions != versions:

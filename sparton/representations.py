@@ -69,18 +69,16 @@ class TokenVectors(NamedTuple):
     def split(self, texts: Sequence[int], tokens: Sequence[int]) -> list["TokenVectors"]:
         """The inverse of :meth:`concatenate`, for parts of so many texts and tokens each; vectors
         are not copied."""
-        masks: Sequence[Tensor | None] = [None] * len(texts)
-        if self.mask is not None:
-            masks = self.mask.split(list(tokens))
-        pieces = zip(
-            self.values.split(list(tokens)),
-            self.lengths.split(list(texts)),
-            masks,
-            strict=True,
+        sizes = list(tokens)
+        masks, scales = (
+            [None] * len(sizes) if x is None else x.split(sizes) for x in (self.mask, self.scales)
         )
+        lengths = self.lengths.split(list(texts))
         return [
-            TokenVectors(values, cu_seqlens_of(lengths, torch.int32), mask, self.max_seqlen)
-            for values, lengths, mask in pieces
+            TokenVectors(values, cu_seqlens_of(own, torch.int32), mask, self.max_seqlen, own_scales)
+            for values, own, mask, own_scales in zip(
+                self.values.split(sizes), lengths, masks, scales, strict=True
+            )
         ]
 
     def take(self, texts: Tensor) -> "TokenVectors":
@@ -100,9 +98,11 @@ class TokenVectors(NamedTuple):
         return TokenVectors(self.values[first:last], cu_seqlens, mask, self.max_seqlen, scales)
 
     def first(self, width: int) -> "TokenVectors":
-        """The first components of every vector, of length 1 again."""
-        values = F.normalize(self.values[:, :width].float(), dim=1)
-        return self._replace(values=values.to(self.values.dtype))
+        """The first components of every vector, of length 1 again; those of vectors in FP8 in
+        fp32."""
+        whole = self.restored()
+        values = F.normalize(whole.values[:, :width].float(), dim=1)
+        return whole._replace(values=values.to(whole.values.dtype))
 
     def to(self, device: torch.device | str) -> "TokenVectors":
         """The same on a device."""
@@ -293,7 +293,11 @@ class Representations(NamedTuple):
             dense = self.dense.split(texts, texts)
         losses = {name: loss.split(texts) for name, loss in self.losses.items()}
         return [
-            Representations(*halves, {name: parts[row] for name, parts in losses.items()})
+            Representations(
+                *halves,
+                {name: parts[row] for name, parts in losses.items()},
+                score_weights=self.score_weights,
+            )
             for row, halves in enumerate(zip(sparse, vectors, dense, strict=True))
         ]
 

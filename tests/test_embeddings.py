@@ -45,6 +45,10 @@ def test_keys_do_not_depend_on_the_machine():
     assert text_keys([]).shape == (0,)
 
 
+def test_half_of_a_surrogate_pair_has_a_key():
+    assert len(set(text_keys(["\ud800", "\udfff", "?"]).tolist())) == 3
+
+
 def test_texts_that_were_not_embedded_are_named(folder):
     rows = TextRows(folder)
     with pytest.raises(ValueError, match=r"no embedding of the query 'four': give .*cache_emb"):

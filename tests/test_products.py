@@ -102,6 +102,14 @@ def test_weights_that_change_are_read_again():
         assert not torch.equal(linear(x, part), before)
 
 
+def test_layers_are_kept_for_each_group_that_begins_with_them():
+    parts, x = layers(), torch.randn(4, 6)
+    first, second = parts
+    with keeping_weights(parts), half():
+        for group in ([first, second], [first], [first, first]):
+            assert torch.equal(linear(x, *group), torch.cat([part(x) for part in group], dim=1))
+
+
 def test_nothing_is_kept_outside_nor_for_another_thread():
     parts, found = layers(), []
     x = torch.randn(4, 6)

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparton.ops import maxsim, maxsim_pairs, maxsim_varlen
+from sparton.ops import maxsim, maxsim_varlen
+from sparton.representations import TokenVectors
 
 Embeddings = Tensor | NDArray | list
 
@@ -105,8 +106,17 @@ def colbert_scores_pairwise(
     queries_embeddings: Embeddings, documents_embeddings: Embeddings, backend: str | None = None
 ) -> Tensor:
     """The score of query p with document p, as ``pylate.scores.colbert_scores_pairwise`` gives it:
-    ``[P, Lq, E]`` and ``[P, Ld, E]`` to fp32 ``[P]``."""
-    return maxsim_pairs(_floats(queries_embeddings), _floats(documents_embeddings))
+    ``[P, Lq, E]`` and ``[P, Ld, E]``, or lists of ``[L, E]`` of any lengths, to fp32 ``[P]``."""
+    queries, documents = map(_end_to_end, (queries_embeddings, documents_embeddings))
+    return maxsim_varlen(
+        queries.values,
+        documents.values,
+        queries.cu_seqlens,
+        documents.cu_seqlens,
+        pairing="pairs",
+        query_max_seqlen=queries.max_seqlen,
+        document_max_seqlen=documents.max_seqlen,
+    )
 
 
 def rerank(
@@ -143,17 +153,26 @@ def _ranked(ids: Sequence[int | str], query: Tensor, documents: list[Tensor]) ->
         raise ValueError(f"a query has {len(documents)} documents and {len(ids)} ids of them")
     if not documents:
         return []
-    lengths = [0, *(len(document) for document in documents)]
+    packed = _end_to_end([document.to(query) for document in documents])
     scores = maxsim_varlen(
         query,
-        torch.cat(documents).to(query),
+        packed.values,
         torch.tensor([0, len(query)], dtype=torch.int32, device=query.device),
-        torch.tensor(lengths).cumsum(0).int().to(query.device),
-        document_max_seqlen=max(lengths),
+        packed.cu_seqlens,
+        document_max_seqlen=packed.max_seqlen,
     )
     best = scores[0].sort(descending=True, stable=True)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [RerankResult(id=ids[place], score=score) for place, score in pairs]
+
+
+def _end_to_end(texts: Embeddings) -> TokenVectors:
+    """The vectors of texts ``[L, E]``, of unequal lengths perhaps, without padding."""
+    parts = [_floats(text) for text in texts]
+    lengths = [0, *map(len, parts)]
+    values = torch.cat(parts)
+    bounds = torch.tensor(lengths).cumsum(0).int().to(values.device)
+    return TokenVectors(values, bounds, max_seqlen=max(lengths))
 
 
 def _floats(embeddings: Embeddings) -> Tensor:

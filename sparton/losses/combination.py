@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparton.losses.contract import Scored, Term, checked_loss, total
-from sparton.losses.ranking import RankingLoss, added, checked_of_queries
+from sparton.losses.contract import Scored, Term, total
+from sparton.losses.ranking import RankingLoss, added, checked_of_queries, checked_ranking
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class WeightedSum(RankingLoss):
         if not self.losses:
             raise ValueError("a weighted sum of losses needs at least one loss")
         for loss in self.losses.values():
-            checked_loss(loss)
+            checked_ranking(loss)
         if set(self.losses) != set(self.weights):
             raise ValueError(
                 f"weights are given for {sorted(self.weights)} but the losses are "

@@ -65,7 +65,8 @@ class KLDivergence(RankingLoss):
         temperature: the student's scores are divided by it before the softmax.
         teacher_temperature: the same for the teacher's.
         min_max: bring the student's scores for the documents of a query to [0, 1] before, as PyLate
-            does for teachers whose scores are between these (ColBERT-Zero).
+            does for teachers whose scores are between these (ColBERT-Zero). Of a positive and one
+            negative it makes 0 and 1, whatever they were, so that it needs two negatives.
     """
 
     needs_negatives: ClassVar[bool] = True
@@ -83,8 +84,8 @@ class KLDivergence(RankingLoss):
                 )
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments and errors are those of :class:`MarginMSE`. The result is an fp32 scalar in
-        nats, the mean over queries."""
+        """Arguments and errors are those of :class:`MarginMSE`; ``min_max`` refuses one negative,
+        too. The result is an fp32 scalar in nats, the mean over queries."""
         return self._divergence(scores, positives, teacher_scores, "batchmean")
 
     def of_queries(
@@ -97,7 +98,14 @@ class KLDivergence(RankingLoss):
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None, reduction: str
     ) -> Tensor:
         own, teacher = _own_scores(scores, positives, teacher_scores)
-        own = _between_0_and_1(own) if self.min_max else own
+        if self.min_max:
+            if own.shape[1] < 3:
+                raise ValueError(
+                    "KLDivergence with min_max brings the scores of a positive and one negative to "
+                    "0 and 1, whatever they are, so that nothing is learned: give each query two "
+                    "negatives (num_negatives), or leave min_max out"
+                )
+            own = _between_0_and_1(own)
         return F.kl_div(
             F.log_softmax(own / self.temperature, dim=1),
             F.log_softmax(teacher / self.teacher_temperature, dim=1),

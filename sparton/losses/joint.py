@@ -9,8 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparton.arguments import ArgumentError, Instance
-from sparton.losses.contract import Scored, Term, checked_loss
-from sparton.losses.ranking import RankingLoss, added, by_rows, checked_of_queries
+from sparton.losses.contract import Scored, Term
+from sparton.losses.ranking import (
+    RankingLoss,
+    added,
+    by_rows,
+    checked_of_queries,
+    checked_ranking,
+)
 
 SUM = "sum"  # of the scores of all halves, beside the names of the halves
 
@@ -47,7 +53,7 @@ class Joint:
 
     def __post_init__(self) -> None:
         for loss in self._losses().values():
-            checked_loss(loss)
+            checked_ranking(loss)
         known = {
             "weights": {*self._losses()},
             "lessons": self.halves,

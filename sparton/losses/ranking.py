@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparton.losses.contract import Scored, Term, each_query
+from sparton.losses.contract import Scored, Term, checked_loss, each_query
 
 _ENTRIES = 2**24  # of a matrix of scores that is looked at for the log
 _NO_TARGET = torch.iinfo(torch.int64).min
@@ -65,6 +65,21 @@ class RankingLoss(ABC):
                 for scores in batch.scores.values()
             ]
         )
+
+
+def checked_ranking(loss: object) -> RankingLoss:
+    """The same, if it is a loss of one matrix of scores, as the parts of others are.
+
+    Raises:
+        ValueError: it is not, or has weights of its own.
+    """
+    checked_loss(loss)
+    if not isinstance(loss, RankingLoss):
+        raise ValueError(
+            f"{type(loss).__name__} is no loss of one matrix of scores, as the parts of other "
+            "losses are: take a subclass of sparton.losses.ranking.RankingLoss"
+        )
+    return loss
 
 
 def checked_of_queries(

@@ -87,7 +87,11 @@ def _scored(
         last = int(positives[count])
     scores = all_scores(_first(queries, count), _first(documents, last))
     for kind, each in scores.items():
-        loss = getattr(ranking, kind) if isinstance(ranking, Joint) else ranking
+        loss = ranking
+        if isinstance(ranking, Joint):
+            if not ranking.weights.get(kind, 1.0):
+                continue
+            loss = getattr(ranking, kind)
         for name, leaf in _leaves(kind, loss):
             yield name, leaf, each
 

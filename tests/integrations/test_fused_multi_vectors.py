@@ -192,6 +192,22 @@ def test_without_masks_rows_of_zeros_are_padding(name):
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("lengths", [(3, 3, 3), (3, 1, 4)])
+def test_lists_of_texts_score_as_theirs(lengths):
+    queries, documents = (
+        [torch.randn(length + more, E, requires_grad=True) for length in lengths] for more in (0, 2)
+    )
+    sides = [*queries, *documents]
+    theirs, mine = (
+        module.colbert_scores_pairwise(queries, documents) for module in (scoring, ours)
+    )
+    torch.testing.assert_close(mine, theirs, **TIGHT)
+    expected, found = (torch.autograd.grad(each.square().sum(), sides) for each in (theirs, mine))
+    torch.testing.assert_close(found, expected, **TIGHT)
+    arrays = [[each.detach().numpy() for each in side] for side in (queries, documents)]
+    torch.testing.assert_close(ours.colbert_scores_pairwise(*arrays), theirs.detach(), **TIGHT)
+
+
 def test_products_in_another_dtype(checkpoint, name):
     sides, masks = problem(name)
     expected = getattr(scoring, name)(*sides, **masks)

@@ -186,6 +186,30 @@ def test_what_happens_to_the_model_happens_to_its_twin(checkpoint):
     assert encode(model).dtype == torch.float64
 
 
+def test_adapters_that_are_switched_are_followed(checkpoint):
+    peft = pytest.importorskip("peft")
+    model = splade(checkpoint())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for name in ("first", "second"):
+            model.add_adapter(peft.LoraConfig(init_lora_weights=False), name)
+    fuse(model)
+    outputs = []
+    for switch in (
+        lambda: model.set_adapter("first"),
+        lambda: model.set_adapter("second"),
+        model.disable_adapters,
+        model.enable_adapters,
+    ):
+        switch()
+        outputs.append(encode(model))
+        torch.testing.assert_close(outputs[-1], encode(unfuse(copy.deepcopy(model))), **TIGHT)
+    first, second, none, again = outputs
+    assert torch.equal(second, again)
+    for one, other in ((first, second), (second, none), (none, first)):
+        assert not torch.allclose(one, other, atol=1e-2)
+
+
 def test_half_precision_weights(checkpoint):
     model = splade(checkpoint()).to(torch.bfloat16)
     expected = encode(model)
@@ -204,11 +228,12 @@ def test_numbers_that_change_afterwards_are_followed(checkpoint):
         return [model(dict(batch))["sentence_embedding"] for _ in range(2)]
 
     assert not torch.equal(*twice())
-    for part in model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-    first, second = twice()
-    assert torch.equal(first, second)
+    for rate, is_equal in ((0, True), (0.5, False), (0.0, True)):  # a whole number is one, too
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = rate
+        first, second = twice()
+        assert torch.equal(first, second) == is_equal
     for part in model.modules():
         if isinstance(part, nn.LayerNorm):
             part.eps = 1.0
@@ -297,6 +322,26 @@ def test_dense_models_run_without_padding_too(checkpoint, mode):
     expected = model.encode(TEXTS, convert_to_tensor=True)
     assert not torch.allclose(expected[0], expected[1], atol=1e-2)
     torch.testing.assert_close(fuse(model).encode(TEXTS, convert_to_tensor=True), expected, **TIGHT)
+
+
+def test_dense_models_give_out_the_states_of_each_text(checkpoint):
+    model = SentenceTransformer(modules=[Transformer(checkpoint()), Pooling(32)], device="cpu")
+    expected = model.encode(TEXTS, output_value="token_embeddings")
+    whole = model.encode(TEXTS, output_value=None)
+    fuse(model)
+    assert len({len(each) for each in expected}) > 1
+    for found, each in zip(model.encode(TEXTS, output_value="token_embeddings"), expected):
+        torch.testing.assert_close(found, each, **TIGHT)
+    for found, each in zip(model.encode(TEXTS, output_value=None), whole):
+        for name in ("input_ids", "attention_mask", "sentence_embedding"):
+            torch.testing.assert_close(found[name], each[name], **TIGHT)
+        seen = each["attention_mask"].bool()
+        states = [features["token_embeddings"][seen] for features in (found, each)]
+        torch.testing.assert_close(*states, **TIGHT)
+    with torch.enable_grad():  # in training they stay packed
+        features = model(model.preprocess(TEXTS))
+    assert features["token_embeddings"].shape[:2] == features["input_ids"].shape
+    assert features["token_embeddings"].shape[0] == 1
 
 
 class OwnForward(Transformer):

@@ -189,3 +189,20 @@ def test_lists_of_tensors_are_stacked_as_pylate_stacks_them():
     arrays = [each.numpy() for each in queries]
     assert torch.equal(ours.contrastive_scores(arrays, documents, *map(list, masks)), expected)
     assert torch.equal(ours.contrastive_scores(queries.tolist(), documents, *masks), expected)
+
+
+def test_pairs_may_be_lists_of_unequal_lengths():
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (
+        [torch.randn(length, 8, generator=generator, requires_grad=True) for length in lengths]
+        for lengths in ((3, 1, 4), (2, 5, 3))
+    )
+    pairs = list(zip(queries, documents, strict=True))
+    expected = torch.stack([(q @ d.T).amax(1).sum() for q, d in pairs])
+    found = ours.colbert_scores_pairwise(queries, documents)
+    torch.testing.assert_close(found, expected)
+    sides = [*queries, *documents]
+    wanted, learned = (torch.autograd.grad(x.square().sum(), sides) for x in (expected, found))
+    torch.testing.assert_close(learned, wanted)
+    of_equal = [torch.stack([side[0], side[0]]) for side in (queries, documents)]
+    torch.testing.assert_close(ours.colbert_scores_pairwise(*of_equal), expected[[0, 0]])

@@ -7,6 +7,7 @@ import torch
 
 from sparton.losses.combination import WeightedSum
 from sparton.losses.distillation import KLDivergence, MarginMSE
+from sparton.losses.joint import Joint
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE, Triplet
 from sparton.losses.regularizers import Regularizer, l1
@@ -48,6 +49,17 @@ def test_a_sum_needs_what_one_of_its_losses_needs():
     assert needs(a=InfoNCE(), b=InfoNCE(2.0)) == (False, False)
     assert needs(a=InfoNCE(), b=Triplet()) == (True, False)
     assert needs(a=InfoNCE(), b=KLDivergence()) == (True, True)
+
+
+def test_parts_that_are_no_losses_of_scores_are_refused():
+    joint = Joint(InfoNCE(), InfoNCE())
+    for make in (
+        lambda: WeightedSum({"joint": joint, "own": InfoNCE()}, {"joint": 1.0, "own": 1.0}),
+        lambda: Joint(joint, InfoNCE()),
+    ):
+        with pytest.raises(ValueError, match=r"Joint is no loss of one matrix of scores"):
+            make()
+    WeightedSum({"a": WeightedSum(LOSSES, WEIGHTS)}, {"a": 1.0})
 
 
 def test_the_objective_logs_the_sum_and_its_unweighted_losses():

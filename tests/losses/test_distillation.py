@@ -41,6 +41,15 @@ def test_min_max_brings_a_querys_scores_to_0_and_1_before():
     assert gradient.isfinite().all() and gradient[0, 0] != 0
 
 
+def test_min_max_of_one_negative_is_refused():
+    scores = torch.randn(2, 6, requires_grad=True)
+    loss, positives = KLDivergence(min_max=True), torch.tensor([0, 3])
+    assert loss(scores, positives, torch.rand(2, 3)).requires_grad
+    for compute in (loss, loss.of_queries):
+        with pytest.raises(ValueError, match=r"to 0 and 1, whatever .* two negatives \(num_neg"):
+            compute(scores[:, :4], torch.tensor([0, 2]), torch.rand(2, 2))
+
+
 @pytest.mark.parametrize(("apart", "most"), [(0.0, 0.0), (1e-5, 1000.0)])
 def test_min_max_of_scores_that_are_all_alike_makes_no_large_gradient(apart, most):
     scores = torch.tensor([[5.0, 5.0, 5.0 + apart]], requires_grad=True)

@@ -79,7 +79,8 @@ class PackedTransformer(Replacement):
     """``Transformer.forward`` on packed tokens, over the parameters of the model that it holds.
 
     Texts may come laid end to end, and then nothing waits for the device; or padded, when the
-    number of their tokens is asked for.
+    number of their tokens is asked for. Without gradients, hidden states are padded in either case:
+    ``encode`` may be asked for those of each text.
 
     Raises:
         ValueError: see :class:`~sparton.integrations.sentence_transformers.twin.Twin`.
@@ -90,7 +91,8 @@ class PackedTransformer(Replacement):
         self._twin: Twin | None = self._make_twin()
 
     def __call__(self, features: Features, **_: Any) -> Features:
-        """Hidden states in the form in which the texts came; for SpladePooling, what it needs."""
+        """Hidden states in the form in which the texts came, or padded; for SpladePooling, what it
+        needs."""
         self._twin = self._twin or self._make_twin()
         body = self._twin.body
         tokens, padded = self._tokens(features)
@@ -103,7 +105,10 @@ class PackedTransformer(Replacement):
             states = packing.unpack(padded._replace(values=states))
         else:
             states = states[None]
-        features[self.module.module_output_name] = states
+        name = self.module.module_output_name
+        features[name] = states
+        if padded is None and not torch.is_grad_enabled():
+            _pad_again(features, name)
         return features
 
     def _tokens(self, features: Features) -> tuple[TokenBatch, Packed | None]:
@@ -166,13 +171,18 @@ class PaddedMask(Replacement):
     def __call__(self, features: Features, task: str | None = None) -> Features:
         """What the stock module makes of the padded batch."""
         if "cu_seq_lens_q" in features:
-            bounds, longest = features["cu_seq_lens_q"], features["max_length_q"]
-            for name in ("token_embeddings", "input_ids"):
-                features[name] = packing.pad(features[name].squeeze(0), bounds, longest)
-            features["attention_mask"] = packing.padding_mask(bounds, longest)
-            for name in _OF_PACKED_TOKENS:
-                features.pop(name, None)
+            _pad_again(features, "token_embeddings")
         return type(self.module).forward(self.module, features, task=task)
+
+
+def _pad_again(features: Features, output: str) -> None:
+    """Give packed tokens, their states and their mask the form that stock modules give them."""
+    bounds, longest = features["cu_seq_lens_q"], features["max_length_q"]
+    for name in (output, "input_ids"):
+        features[name] = packing.pad(features[name].squeeze(0), bounds, longest)
+    features["attention_mask"] = packing.padding_mask(bounds, longest).long()
+    for name in _OF_PACKED_TOKENS:
+        features.pop(name, None)
 
 
 def _batch(ids: Tensor, cu_seqlens: Tensor, longest: int) -> TokenBatch:

@@ -38,9 +38,12 @@ def fuse(model: Model) -> Model:
     folders and exports are what they were, and :func:`unfuse` takes everything back. A fused model
     can be moved, copied and pickled; one that was loaded from a folder has to be fused again.
 
-    Three things differ. Attention dropout is left out in training, with a warning, as packed
-    attention has none. The output of a ``SparseEncoder`` holds no logits of single tokens. And
-    hooks on parts of a transformer run if they were there before.
+    Four things differ. Attention dropout is left out in training, with a warning, as packed
+    attention has none. The output of a ``SparseEncoder`` holds no logits of single tokens, and its
+    ``input_ids``, like the ``token_embeddings`` of a ``SentenceTransformer`` in training, lie end
+    to end. Hooks on parts of a transformer run if they were there before. And where a tokenizer
+    pads on the left, positions count from a text's first token; stock models with absolute
+    positions count from the padding, so that what else is in the batch changes their outputs.
 
     Args:
         model: a ``SparseEncoder`` of a masked-language model and ``SpladePooling``, a

@@ -10,10 +10,12 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers.multi_vector_encoder import scoring
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sparton.ops import maxsim, maxsim_pairs
 
@@ -99,8 +101,8 @@ def colbert_scores_pairwise(
     """The score of query p with document p, for every p.
 
     Args:
-        queries_embeddings: ``[P, Lq, E]``.
-        documents_embeddings: ``[P, Ld, E]``.
+        queries_embeddings: ``[P, Lq, E]``, or a list of ``[L, E]`` of any lengths.
+        documents_embeddings: ``[P, Ld, E]``, or such a list.
         queries_mask, documents_mask, chunk_elements, length_normalize, dtype: see
             :func:`colbert_scores`.
 
@@ -180,11 +182,19 @@ def _side(
     embeddings: Embeddings, mask: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     """Floating-point embeddings, and a mask of booleans."""
-    tokens = torch.as_tensor(embeddings)
+    tokens = _padded(embeddings)
     mask = tokens.any(-1) if mask is None else torch.as_tensor(mask) != 0
     if dtype is None:
         dtype = tokens.dtype if tokens.is_floating_point() else torch.float32
     return tokens.to(dtype), mask
+
+
+def _padded(embeddings: Embeddings) -> Tensor:
+    """One tensor; of a list of texts that have unequally many tokens, with rows of zeros."""
+    if not isinstance(embeddings, list) or not isinstance(embeddings[0], Tensor | np.ndarray):
+        return torch.as_tensor(embeddings)
+    parts = [torch.as_tensor(each) for each in embeddings]
+    return pad_sequence(parts, batch_first=True) if parts[0].ndim == 2 else torch.stack(parts)
 
 
 def _finished(

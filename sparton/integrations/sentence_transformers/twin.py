@@ -6,6 +6,7 @@ while the dictionaries that hold their parameters and buffers are shared.
 """
 
 import copy
+from types import NoneType
 from typing import Any
 
 import torch
@@ -17,14 +18,17 @@ from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.sharded import is_sharded
 
+# Types of what modules keep of their settings; others are shared with the twin, or not followed.
+_PLAIN = (bool, int, float, str, tuple, list, NoneType)
+
 
 class Twin:
     """A body, or a masked-language model without its last matrix, over the parameters of a model.
 
     It follows what happens to the model: parameters that are moved, cast or replaced, training and
-    evaluation mode of every part, gradient checkpointing, adapters that come and go, and numbers
-    such as the rate of a dropout. It has no attention dropout, whatever the model's. Hooks on parts
-    of the model run if they were there when the twin was made.
+    evaluation mode of every part, gradient checkpointing, adapters that come and go or are switched
+    on and off, and numbers such as the rate of a dropout. It has no attention dropout, whatever the
+    model's. Hooks on parts of the model run if they were there when the twin was made.
 
     Args:
         model: what is followed.
@@ -48,8 +52,7 @@ class Twin:
         same = len(modules) == len(self._pairs) and all(
             module is original for module, (original, _) in zip(modules, self._pairs)
         )
-        changed = any(vars(each).get(name) != value for each, name, value in self._numbers)
-        if not same or changed or _is_checkpointed(modules) != self._checkpointed:
+        if not same or _changed(self._settings):
             self._make()
         for original, twin in self._pairs:
             if twin.training != original.training:
@@ -62,11 +65,11 @@ class Twin:
         _check(self.model, modules)
         copies: dict[int, Any] = {}
         twin = _copied(self.model, copies)
-        self._checkpointed = _is_checkpointed(modules)
+        checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in modules)
         kind = Backbone if self.head else EncoderBody
         device = next(self.model.parameters()).device
         with torch.autocast(device.type, enabled=False):
-            self._body = kind(twin, self.tokenizer, gradient_checkpointing=self._checkpointed)
+            self._body = kind(twin, self.tokenizer, gradient_checkpointing=checkpointed)
         if not self._body.layout.packed:
             raise ValueError(
                 f"{type(self.model).__name__} cannot run on packed tokens: its attention is not "
@@ -74,12 +77,7 @@ class Twin:
             )
         twin.set_attn_implementation(DROPLESS_ATTENTION)
         self._pairs = [(module, copies[id(module)]) for module in modules]
-        self._numbers = [
-            (module, name, value)
-            for module in modules
-            for name, value in vars(module).items()
-            if isinstance(value, float)
-        ]
+        self._settings = [(vars(module), *_settings(module)) for module in modules]
 
 
 def _copied(original: Any, copies: dict[int, Any]) -> Any:
@@ -108,8 +106,28 @@ def _copied(original: Any, copies: dict[int, Any]) -> Any:
     return twin
 
 
-def _is_checkpointed(modules: list[nn.Module]) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in modules)
+def _settings(module: nn.Module) -> tuple[int, list[tuple[str, Any]]]:
+    """What a module has been set to, such as the rate of a dropout or which adapters are active:
+    the number of all its attributes, and those that are settings."""
+    attributes = vars(module)
+    settings = [
+        (name, value[:] if isinstance(value, list) else value)
+        for name, value in attributes.items()
+        if isinstance(value, _PLAIN) and name != "training"
+    ]
+    return len(attributes), settings
+
+
+def _changed(known: list[tuple[dict[str, Any], int, list[tuple[str, Any]]]]) -> bool:
+    """Whether attributes of modules are not what :func:`_settings` found."""
+    for attributes, count, settings in known:
+        if len(attributes) != count:
+            return True
+        for name, value in settings:
+            found = attributes.get(name)
+            if found is not value and found != value:
+                return True
+    return False
 
 
 def _check(model: nn.Module, modules: list[nn.Module]) -> None:
