@@ -8,9 +8,10 @@ show that they look. The exit code is 1 where a tool finds another fault, or not
 
 Two things the tools do not understand:
 
-- racecheck: warps that wait for work, in a kernel with specialised warps, read what to do behind a
-  barrier that the others reach elsewhere. Triton adds these reads, and gives them the line of the
-  kernel's name. Such races are counted apart, as ``handshakes``.
+- racecheck: warps that wait for work, in a kernel with specialised warps, read what to do, and with
+  which values, behind a barrier that the others reach elsewhere. Triton adds these reads, and gives
+  them the line of the name of the kernel, or of the function that specialises its warps. Such races
+  are counted apart, as ``handshakes``.
 - initcheck: bulk copies to global memory, with which libraries store products. Under it, products
   are written into zeros (:func:`products_into_zeros`).
 """
@@ -61,6 +62,7 @@ SPECIALISED = (
     Path(encoder_layer.__file__).with_name("hopper_products.py"),
     Path(varlen_attention.__file__).with_name("hopper_attention.py"),
     Path(varlen_attention.__file__).with_name("hopper_backward.py"),
+    Path(varlen_attention.__file__).with_name("hopper_rings.py"),
 )
 ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -294,7 +296,8 @@ def handshakes(said: str) -> int:
     files = {file.name: file.read_text(encoding="utf-8").splitlines() for file in SPECIALISED}
 
     def is_own(kernel: str, name: str, line: str) -> bool:
-        return name in files and files[name][int(line) - 1].startswith(f"def {kernel}(")
+        own = (f"def {kernel}(", "def specialise(")
+        return name in files and files[name][int(line) - 1].startswith(own)
 
     races = [ACCESS.findall(race) for race in said.split("Race reported")[1:]]
     reads = [[place for access, *place in race if access == "Read"] for race in races]
