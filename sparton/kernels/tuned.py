@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,10 +156,12 @@ def write_winner(regime: Regime, config: NamedTuple, milliseconds: float) -> Pat
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Within, no other process or thread is in here with the same folder."""
+    """Within, no other process or thread is in here with the same folder; where the file system
+    has no locks, nothing is known of others."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

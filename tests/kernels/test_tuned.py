@@ -94,6 +94,15 @@ def test_searches_at_the_same_time_lose_nothing(device):
     assert read_winners().keys() == set(regimes)
 
 
+def test_a_file_system_without_locks_keeps_winners_too(device, monkeypatch):
+    def unlocked(*_args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unlocked)
+    write_winner(regime_at(device), GOOD, 3.0)
+    assert regime_at(device) in read_winners()
+
+
 def test_no_file_is_no_reason_to_warn(caplog):
     assert read_winners() == {}
     assert not caplog.records
