@@ -7,6 +7,7 @@ A row of more than COLUMNS columns lies in several tiles, so that 3,072 columns 
 1,024, and no lane waits for the next power of two.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,9 +19,9 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 
 COLUMNS = 1024
 ROWS, WARPS = 1, 4
-# For each multiprocessor, where columns are added up: as many as run at once on one of compute
-# capability 9.0, by their registers.
-PROGRAMS = 7
+PROGRAMS = 12  # for each multiprocessor, where columns are added up
+# Rows are copied while others before them are rounded, which takes as long as their memory does.
+STAGES = tl.constexpr(3)
 # The least largest value: a scale and its inverse stay normal numbers.
 SMALLEST = tl.constexpr(2.0**-100)
 
@@ -88,7 +89,7 @@ def _fp8_rows_kernel(
     """Every ``programs``-th group of rows; their sum goes to ``sum [programs, D]``."""
     program = tl.program_id(0)
     totals = zero_tiles(ROWS, COLUMNS, TILES)
-    for lo in range(program * ROWS, T, programs * ROWS):
+    for lo in tl.range(program * ROWS, T, programs * ROWS, num_stages=STAGES):
         t = lo + tl.arange(0, ROWS)
         largest = tl.full((ROWS,), SMALLEST, tl.float32)
         tiles, sums = (), ()
@@ -108,23 +109,25 @@ def _fp8_rows_kernel(
 
 def round_rows(x: Tensor, rows: Fp8Rows) -> None:
     """Round ``x [T, D]``, contiguous, to ``rows``."""
-    T, D = x.shape
     if x.numel():
-        programs = cdiv(T, ROWS)
-        launch = Launch(
-            _fp8_rows_kernel, (programs,), T, programs, num_warps=WARPS, **whole_rows(D)
-        )
-        launch(x, *rows, None)
+        _round(x, rows, None, _programs(x))
 
 
 def round_and_add_rows(x: Tensor, rows: Fp8Rows) -> Tensor:
     """As :func:`round_rows`, and the sum of each column of x, fp32 ``[D]``; the same bits every
     time."""
-    T, D = x.shape
     if not x.numel():
-        return x.new_zeros(D).float()
-    programs = programs_over_rows(x, ROWS, PROGRAMS)
-    sums = x.new_empty((programs, D), dtype=rows.scales.dtype)
+        return x.new_zeros(x.shape[1]).float()
+    sums = x.new_empty((_programs(x), x.shape[1]), dtype=torch.float32)
+    _round(x, rows, sums, len(sums))
+    return sums.sum(0)
+
+
+def _programs(x: Tensor) -> int:
+    return programs_over_rows(x, ROWS, PROGRAMS)
+
+
+def _round(x: Tensor, rows: Fp8Rows, sums: Tensor | None, programs: int) -> None:
+    T, D = x.shape
     launch = Launch(_fp8_rows_kernel, (programs,), T, programs, num_warps=WARPS, **whole_rows(D))
     launch(x, *rows, sums)
-    return sums.sum(0)

@@ -12,6 +12,7 @@ from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows
 from sparton.kernels.encoder_layer.fp8_rows import (
     ROWS,
     SMALLEST,
+    STAGES,
     WARPS,
     largest_of_rows,
     store_column_sums,
@@ -23,7 +24,7 @@ from sparton.kernels.encoder_layer.gelu import approximates, gelu, gelu_slope
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv
 
-BACKWARD_PROGRAMS = 5  # for each multiprocessor, see PROGRAMS of fp8_rows.py
+BACKWARD_PROGRAMS = 8  # for each multiprocessor
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -59,7 +60,7 @@ def _gelu_rows_backward_kernel(
     """Every ``programs``-th group of rows; their sum goes to ``sum [programs, D]``."""
     program = tl.program_id(0)
     totals = zero_tiles(ROWS, COLUMNS, TILES)
-    for lo in range(program * ROWS, T, programs * ROWS):
+    for lo in tl.range(program * ROWS, T, programs * ROWS, num_stages=STAGES):
         t = lo + tl.arange(0, ROWS)
         largest = tl.full((ROWS,), SMALLEST, tl.float32)
         tiles, sums = (), ()

@@ -24,9 +24,10 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
-# Rounding to FP8 takes registers, of which a warp with a row would have too few. These programs are
-# as many as run at once on a multiprocessor of compute capability 9.0.
-FP8_WARP_COLUMNS, FP8_BACKWARD_PROGRAMS = 512, 5
+# Rounding to FP8 takes registers, of which a warp with a row would have too few.
+FP8_WARP_COLUMNS = 256
+# Rows are copied while others before them are computed. Those of fp32 keep memory busy without it.
+STAGES = 3
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 Tables = tuple[Tensor | None, Tensor | None]
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -116,7 +117,7 @@ def _norm_backward_kernel(
     grad_ptr, copy_grad_ptr, sum_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr,
     values_ptr, scales_ptr, dresidual_ptr, columns_ptr, T, programs,
     CENTRED: tl.constexpr, VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Every ``programs``-th tile of rows; column sums go to ``columns [VECTORS, programs, D]``: of
     the gradients of the gain and, if there are 3, of bias and shift."""
@@ -126,7 +127,7 @@ def _norm_backward_kernel(
     dgain = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dbias = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dshift = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for lo in range(program * ROWS, T, programs * ROWS):
+    for lo in tl.range(program * ROWS, T, programs * ROWS, num_stages=STAGES):
         t = lo + tl.arange(0, ROWS)
         inside = (t < T)[:, None] & (d < D)[None, :]
         grad = load_rows(grad_ptr, t, d, inside, D)
@@ -239,11 +240,12 @@ def norm_backward(
     dresidual = None if dtypes[1] is None else torch.empty_like(dx, dtype=dtypes[1])
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
-    per_processor = BACKWARD_PROGRAMS if rows is None else FP8_BACKWARD_PROGRAMS
-    programs = programs_over_rows(grad, ROWS, per_processor)
+    programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((vectors, programs, D), dtype=torch.float32, device=grad.device)
-    constants = {"CENTRED": len(moments) == 2, **_dropout(p, seed), **_tile(D, rows)}
-    Launch(_norm_backward_kernel, (programs,), T, programs, VECTORS=vectors, **constants)(
+    constants = {"CENTRED": len(moments) == 2, "VECTORS": vectors, **_dropout(p, seed)}
+    stages = 1 if rows is None and sums.dtype == torch.float32 else STAGES
+    tile = {"STAGES": stages, **_tile(D, rows)}
+    Launch(_norm_backward_kernel, (programs,), T, programs, **constants, **tile)(
         grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, *(rows or (None, None)),
         dresidual, columns,
     )  # fmt: skip
