@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/benchmarks.md", "docs/quality.md")
 for module in sorted((ROOT / "scripts/tables").glob("[a-z]*.py")):
     import_module(f"tables.{module.stem}")
-BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->|(?=<!-- table: )|\Z)", re.S)
 
 
 def main() -> None:
@@ -27,7 +27,10 @@ def main() -> None:
     for page in PAGES:
         path = ROOT / page
         before = path.read_text(encoding="utf-8")
-        after = filled(before)
+        try:
+            after = filled(before)
+        except ValueError as error:
+            sys.exit(f"{page}: {error}")
         if check and after != before:
             sys.exit(f"{page} is not what the records say: make tables")
         if after != before:
@@ -35,8 +38,18 @@ def main() -> None:
 
 
 def filled(page: str) -> str:
-    """The page with every block between a table's marks as its records have it."""
-    return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]]()}{block[3]}", page)
+    """The page with every block between a table's marks as its records have it.
+
+    Raises:
+        ValueError: a block does not end before the next one.
+    """
+
+    def fill(block: re.Match[str]) -> str:
+        if not block[3]:
+            raise ValueError(f"{block[1].strip()} has no <!-- end --> behind it: write it there")
+        return f"{block[1]}{TABLES[block[2]]()}{block[3]}"
+
+    return BLOCK.sub(fill, page)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ FIGURES = (
     "metrics", "search", "query_terms", "document_terms", "query_vectors", "document_vectors",
     "lengths", "cut", "seconds", "speed",
 )  # fmt: skip
+# Options that make a head's runs others, as they mostly are.
+USUAL = {
+    "compiled": False, "fp8": False, "tile": None, "pooling": "max", "activation": "relu",
+    "token_topk": None, "special_terms": True, "folding": None, "echo": None, "query_prompt": "",
+    "document_prompt": "", "include_prompt": True,
+}  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -57,12 +63,13 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 
 def head_name(head: dict[str, Any]) -> str:
-    """The head's class and every option that makes its runs others."""
-    name = head["_target_"].rsplit(".", 1)[-1]
-    options = [option for option in ("compiled", "fp8") if head.get(option)]
-    usual = {"pooling": "max", "activation": "relu"}
-    variant = [head[key] for key, value in usual.items() if head.get(key, value) != value]
-    return " ".join([name, *options, *variant])
+    """The head's class and what of :data:`USUAL` it has otherwise."""
+    words = [head["_target_"].rsplit(".", 1)[-1]]
+    others = {key: head[key] for key, usual in USUAL.items() if head.get(key, usual) != usual}
+    for key, value in others.items():
+        shown = value if key in ("pooling", "activation") else f"{key}={value}"
+        words.append(key if value is True else shown)
+    return " ".join(words)
 
 
 def system_name(config: dict[str, Any]) -> str:

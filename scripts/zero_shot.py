@@ -4,12 +4,14 @@ other, and measure every model on four test sets, two of which belong to no trai
     python scripts/zero_shot.py --data data                  # everything, then results/<device>/
     python scripts/zero_shot.py --list
     python scripts/zero_shot.py --only 'splade-best*' --jobs 4 --gpus 0,1 --stop-after 480
-    python scripts/zero_shot.py --only splade-base -- steps=20
+    python scripts/zero_shot.py --only splade-base --output trial --results trial -- steps=20
 
 Each step is one command of this repository, and those that are done are left out, so that a stopped
-study goes on where it was. A step that is asked for brings along what it builds on. What follows
-``--`` goes to every training. scripts/recipes/ingredients.py has the recipes. Every kind of model
-on one recipe, results/*/in_domain_models.jsonl, is part of this study (``--only 'kinds-*'``).
+study goes on where it was; what was done with other words is refused. A step that is asked for
+brings along what it builds on. What follows ``--`` goes to every training: that makes a trial, as
+--adapt, --pool and --negatives do, whose figures do not belong in results/.
+scripts/recipes/ingredients.py has the recipes. Every kind of model on one recipe,
+results/*/in_domain_models.jsonl, is part of this study (``--only 'kinds-*'``).
 
 Pairs of Debian's packages lie in DATA/debian: scripts/debian_pairs.py makes them.
 """
@@ -34,16 +36,24 @@ SECONDS = "seconds.txt"  # of a step, in the folder of its results
 def main() -> None:
     arguments = parse_arguments()
     console = Console(highlight=False)
-    steps = [*zero_shot(arguments), *kinds(arguments)]
+    listed = [*zero_shot(arguments), *kinds(arguments)]
+    names = arguments.only or [step.name for step in listed]
     try:
-        steps = chosen(steps, arguments.only or [step.name for step in steps])
+        steps = chosen(listed, names)
     except ValueError as error:
         sys.exit(f"zero_shot.py: {error}")
     if arguments.list:
         for step in steps:
-            state = "done" if step.is_done else f"after {', '.join(step.needs) or 'nothing'}"
+            done = f"done {step.otherwise}".strip()
+            state = done if step.is_done else f"after {', '.join(step.needs) or 'nothing'}"
             console.print(f"{step.name}: {state}", soft_wrap=True, markup=False)
         return
+    for step in chosen(listed, names, built_on=True):
+        if step.otherwise:
+            sys.exit(
+                f"zero_shot.py: {step.done} was made otherwise than {step.name} is now, "
+                f"{step.otherwise}: remove it, or name another --output"
+            )
 
     pooled = any(step.name == "pool" and not step.is_done for step in steps)
     if pooled and not (arguments.data / "debian").is_dir():
@@ -97,7 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pool", default=[], type=str.split, metavar="'--limit 100'", help="for recipes/pool.py"
     )
-    parser.add_argument("overrides", nargs="*", help="of every training")
+    parser.add_argument("overrides", nargs="*", default=[], help="of every training")
     arguments = parser.parse_args()
     for name in ("data", "output", "results"):
         setattr(arguments, name, getattr(arguments, name).resolve())
@@ -106,6 +116,16 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--data {arguments.data} has no {folder}: see docs/data_sets.md")
     if min(arguments.jobs, arguments.seeds) < 1:
         parser.error("--jobs and --seeds must be 1 or more")
+    changed = [
+        name
+        for name in ("overrides", "adapt", "pool", "negatives")
+        if getattr(arguments, name) != parser.get_default(name)
+    ]
+    if changed and arguments.results == parser.get_default("results") and not arguments.list:
+        parser.error(
+            f"figures of a trial, whose {' and '.join(changed)} are not the study's, do not belong "
+            "in results/: name a folder with --results"
+        )
     return arguments
 
 

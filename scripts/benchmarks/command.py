@@ -1,7 +1,6 @@
 """The command line of every study: what is asked for, what is left of it, and where it goes."""
 
 import argparse
-import hashlib
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from benchmarks.processes import run_cells
 from benchmarks.records import (
     append_records,
     cell_of,
+    code_digest,
     discard,
     folder_of,
     record_environment,
@@ -96,7 +96,7 @@ def parse_arguments(
     settings = Settings(
         device=arguments.device,
         seconds=arguments.seconds,
-        folder=str(arguments.folder or default_folder(study.name)),
+        folder=str(arguments.folder or default_folder(study.name, arguments.miniature)),
         miniature=arguments.miniature,
         options={name: getattr(arguments, name) for name in study.options},
     )
@@ -115,13 +115,11 @@ def parse_arguments(
     return arguments, settings, found
 
 
-def default_folder(study: str) -> Path:
-    """A temporary folder that other code or another torch does not share."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    folders = (ROOT / "scripts/benchmarks", ROOT / "sparton")
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return Path(tempfile.gettempdir()) / f"sparton-benchmark-{study}-{digest.hexdigest()[:12]}"
+def default_folder(study: str, miniature: bool) -> Path:
+    """A temporary folder that other code or another torch does not share; miniatures have one of
+    their own."""
+    parts = ("sparton-benchmark", study, *(["miniature"] if miniature else []), code_digest())
+    return Path(tempfile.gettempdir()) / "-".join(parts)
 
 
 @contextmanager
@@ -164,8 +162,10 @@ def run_suite(
     for cell, found in run_cells(study, missing, settings, deadline):
         left -= 1
         for record in found:
-            reason = study.objection(cell, record, earlier) if record["status"] == "ok" else None
-            record |= {"status": "red_gate", "error": reason} if reason else {}
+            if record["status"] == "ok":
+                reason = study.objection(cell, record, earlier)
+                refused = {"status": "red_gate", "error": reason}
+                record |= refused if reason else study.beside(cell, record, earlier)
             console.print(describe(cell.label, study.words, record), highlight=False, markup=False)
         records = [{**context, **cell._asdict(), **record} for record in found]
         append_records(path, records)

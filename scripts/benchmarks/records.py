@@ -1,16 +1,20 @@
 """Files of records, one JSON object per line, and the rules by which a run goes on with one."""
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.screen import Record
 from benchmarks.study import C, Cell, Study
 from sparton.training.loggers import whole_lines
 from sparton.training.manifest import describe_environment
 
+ROOT = Path(__file__).resolve().parents[2]
 # What may change between the first and the last cell of a run.
 CHANGING = ("suite", "command", "dirty", "run")
 # What another attempt may change.
@@ -31,6 +35,15 @@ def record_environment(on_gpu: bool) -> Record:
         "torch": found["packages"]["torch"],
         "triton": found["packages"]["triton"],
     }
+
+
+def code_digest() -> str:
+    """Twelve digits that other code, or another torch, does not have."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    folders = (ROOT / "scripts/benchmarks", ROOT / "sparton")
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def folder_of(gpu: str) -> str:
@@ -100,9 +113,10 @@ def _check_same_run(path: Path, record: Record, context: Record) -> None:
             raise SystemExit(
                 f"{path} was measured with {key} = {record[key]}, this is {value}: {remedy}"
             )
-    if record["dirty"] or context["dirty"]:
-        whose = "its code" if record["dirty"] else "this code"
-        raise SystemExit(
-            f"{path} holds records, but {whose} has changes that no commit names, so that it may "
-            f"be other code: {remedy}"
-        )
+    for whose, code in (("its code", record), ("this code", context)):
+        if code["git_sha"] is None or code["dirty"]:
+            what = "changes that no commit names" if code["git_sha"] else "no known commit"
+            raise SystemExit(
+                f"{path} holds records, but {whose} has {what}, so that it may be other code: "
+                f"{remedy}"
+            )

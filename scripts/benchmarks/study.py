@@ -115,6 +115,10 @@ class Study(ABC, Generic[C]):
         """Why a record cannot be believed beside earlier ones of its suite; None if it can."""
         return None
 
+    def beside(self, cell: C, record: Record, earlier: Sequence[tuple[C, Record]]) -> Record:
+        """What earlier records of its suite add to one that can be believed."""
+        return {}
+
     def words(self, record: Record) -> str:
         """What a line of the screen says of a cell that was measured."""
         return timed_words(record)

@@ -117,13 +117,17 @@ def add_crops(pool: Pool, most: int, chance: random.Random, scratch: Path) -> No
 
 def placed(pairs: list[dict[str, str]], texts: list[str]) -> Iterator[tuple[str, int]]:
     """Each query, and the row of the text that it was made of: pairs come in the order of the
-    texts, of which some gave none."""
+    texts, of which some gave none. A positive is its whole text, or what the query left of it."""
     row = 0
-    for pair in pairs:
-        while pair["positive"] != texts[row] and pair["query"] not in texts[row]:
+    for query, positive in ((pair["query"], pair["positive"]) for pair in pairs):
+        while positive != texts[row] and letters(query + positive) != letters(texts[row]):
             row += 1
-        yield pair["query"], row
+        yield query, row
         row += 1
+
+
+def letters(text: str) -> list[str]:
+    return sorted("".join(text.split()))
 
 
 def write_lines(path: Path, records: Iterator[dict[str, str]]) -> None:

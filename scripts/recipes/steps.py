@@ -47,6 +47,28 @@ class Step(NamedTuple):
             return self.done.exists()
         return len(json.loads(self.done.read_text())["tasks"]) == self.tasks
 
+    @property
+    def _words_file(self) -> Path:
+        """Of the words with which the step was begun, beside what it leaves."""
+        return self.done.with_name(f"{self.done.name}.words.json")
+
+    def keep_words(self) -> None:
+        self._words_file.parent.mkdir(parents=True, exist_ok=True)
+        self._words_file.write_text(json.dumps(self.words))
+
+    @property
+    def otherwise(self) -> str:
+        """In which words what is done differs from what the step would do; "" where it does not, or
+        where somebody else put it there."""
+        if not (self.is_done and self._words_file.exists()):
+            return ""
+        before, now = json.loads(self._words_file.read_text()), [*self.words]
+        if before == now:
+            return ""
+        others = [f"with {word}" for word in before if word not in now]
+        others += [f"without {word}" for word in now if word not in before]
+        return ", ".join(others) or "in another order"
+
 
 class Place(NamedTuple):
     """Where a step may run: a GPU, or "" for whatever there is."""
@@ -67,9 +89,14 @@ def places(jobs: int, gpus: Sequence[str]) -> list[Place]:
     return [Place(gpus[job % len(gpus)] if gpus else "", threads) for job in range(jobs)]
 
 
-def chosen(steps: Sequence[Step], patterns: Collection[str]) -> list[Step]:
+def chosen(
+    steps: Sequence[Step], patterns: Collection[str], *, built_on: bool = False
+) -> list[Step]:
     """The steps of these names or patterns, and what those of them that are not done build on, in
     their order.
+
+    Args:
+        built_on: also what those that are done were built on.
 
     Raises:
         ValueError: a pattern that fits no step.
@@ -83,7 +110,7 @@ def chosen(steps: Sequence[Step], patterns: Collection[str]) -> list[Step]:
         while found:
             if (name := found.pop()) not in wanted:
                 wanted.add(name)
-                found += () if by_name[name].is_done else by_name[name].needs
+                found += by_name[name].needs if built_on or not by_name[name].is_done else ()
     return [step for step in steps if step.name in wanted]
 
 
@@ -155,6 +182,7 @@ class Runner:
                 break
             self._waiting.remove(step)
             place = self._free.pop(0)
+            step.keep_words()
             with (self._logs / f"{step.name}.log").open("ab") as log:
                 process = subprocess.Popen(
                     (sys.executable, *step.words),

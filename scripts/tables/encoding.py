@@ -31,13 +31,16 @@ def collections(records: list[Record]) -> str:
     for record in records:
         one = find(records, verb=record["verb"], kind=record["kind"], gpus=1)
         own, base = _rate(record), _rate(one)
+        # Older records have how long all took under the name of a setting.
+        seconds = record.get("all_s", record["seconds"])
+        times = (f"{seconds:.1f}", f"{record['start_s']:.1f}") if own else ("", "")
         rows.append(
             [
                 f"`{record['verb']}.py`, {record['kind']}",
                 str(record["gpus"]),
                 f"{own:,.0f}" if own else record["status"],
                 f"{own / base:.2f}" if own and base else "",
-                *(f"{record[key]:.1f}" if key in record else "" for key in ("seconds", "start_s")),
+                *times,
             ]
         )
     header = ["", "GPUs", "texts/s", "times one GPU", "s", "s of all else"]
@@ -45,7 +48,8 @@ def collections(records: list[Record]) -> str:
 
 
 def _rate(record: Record) -> float:
-    return record.get("texts_per_s", 0.0)
+    """Texts per second; 0 where none can be believed."""
+    return record.get("texts_per_s", 0.0) if record.get("status") == "ok" else 0.0
 
 
 @table("passages", "passages")

@@ -18,6 +18,8 @@ def endurance(records: list[Record]) -> str:
     for key, (words, form) in FIGURES.items():
         values = [record[key] for record in records if key in record]
         third = len(values) // 3
+        if not third:  # a CPU has no GPU's memory, and a run that has just begun has no thirds
+            continue
         parts = values[:third], values[third:-third], values[-third:]
         rows.append([words, *(format(fmean(part), form) for part in parts)])
     steps = max(record.get("step", 0) for record in records)

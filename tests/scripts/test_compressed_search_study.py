@@ -57,8 +57,11 @@ def test_providers_are_measured(provider, tmp_path):
         assert record["index_bytes"] > 0 and record["build_s"] > 0
 
 
-@pytest.mark.parametrize("wrong", ["rows", "documents", "residuals"])
-def test_wrong_indexes_get_no_time(wrong, collection, compressed):
+@pytest.mark.parametrize("asked", [ONE, MANY])
+@pytest.mark.parametrize("wrong", ["rows", "documents", "residuals", "zeros"])
+def test_wrong_indexes_get_no_time(wrong, asked, compressed):
+    """Among them one that is right for as many queries as are judged alone."""
+    collection = Collection.draw(SHAPE, 2 * JUDGED, DEVICE)
     stored = compressed.tokens
     if wrong == "documents":
         stored = stored._replace(codes=stored.codes.roll(SHAPE.L * SHAPE.N // 2))
@@ -68,12 +71,31 @@ def test_wrong_indexes_get_no_time(wrong, collection, compressed):
 
     def search(queries, k):
         rows = right(queries, k)
+        if wrong == "zeros" and len(queries) != JUDGED:
+            return [[0] * k for _ in rows]
         return [[row + 1 for row in own] for own in rows] if wrong == "rows" else rows
 
     search.nbits, search.nbytes, search.build_s = right.nbits, right.nbytes, right.build_s
     settings = Settings(DEVICE, 0.001, "", True, {})
-    record = measure(Cell("", SMALL, *ONE), collection, search, settings)
+    record = measure(Cell("", SMALL, *asked), collection, search, settings)
     assert record["status"] == "red_gate" and "p50_ms" not in record
+
+
+def test_an_index_of_files_has_a_folder_without_those_of_another(tmp_path, monkeypatch):
+    found = []
+
+    def make(shape, device, nbits, folder):
+        found.append([*folder.iterdir()])
+        (folder / "part").touch()
+        right = Ours(compress_documents(shape, device), shape, device, staged=False)
+        right.nbytes = 1
+        return right
+
+    monkeypatch.setattr("benchmarks.search.compressed.FastPlaid", make)
+    settings, cell = Settings(DEVICE, 0.001, str(tmp_path), True, {}), Cell("fast_plaid", 1, *ONE)
+    for _ in range(2):
+        assert STUDY.prepare([cell], settings)(cell)["status"] == "ok"
+    assert found == [[], []]
 
 
 def test_the_best_documents_are_those_by_every_product(collection):

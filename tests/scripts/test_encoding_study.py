@@ -8,7 +8,7 @@ import torch
 from benchmarks.command import main
 from benchmarks.encoding import study
 from benchmarks.encoding.models import as_rows, ours, theirs, write_model
-from benchmarks.encoding.study import OURS, STUDY, Cell
+from benchmarks.encoding.study import ALONE, OURS, STUDY, THEIRS, TOKENS, Cell
 from benchmarks.study import Settings
 from benchmarks.texts import documents
 
@@ -28,6 +28,48 @@ def test_both_libraries_encode_alike(kind, tmp_path):
     expected = as_rows(theirs(path, kind, "cpu", 2, "fp32")(TEXTS))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     assert not torch.allclose(found.roll(1, 0), expected, rtol=0, atol=1e-3)
+
+
+def test_both_libraries_have_the_same_texts(tmp_path, monkeypatch):
+    """Fewer of them would have more padding, and be encoded more slowly."""
+    seen = []
+    found = type("Found", (), {"extent": type("Extent", (), {"entries": 1, "texts": 1})})()
+    monkeypatch.setattr(study, "ours", lambda *_: lambda texts: seen.append(len(texts)) or found)
+    monkeypatch.setattr(study, "theirs", lambda *_: lambda texts: seen.append(len(texts)))
+    monkeypatch.setattr(study, "as_rows", lambda _: torch.ones(2, 2))
+    monkeypatch.setattr(study, "_rate", lambda run, *_: float(run()))
+    measure = STUDY.prepare([Cell("splade", "tiny", OURS)], settings(tmp_path))
+    rates = [measure(Cell("splade", "tiny", each))["texts_per_s"] for each in (OURS, THEIRS)]
+    assert rates == [64.0, 64.0] and seen[-2:] == [64, 64]
+
+
+def test_the_share_is_of_the_lower_floor_that_was_measured_before():
+    """Also where a run goes on, and nowhere else."""
+    cell = Cell("splade", "tiny", THEIRS, 32)
+    alone, tokens, other = (
+        (Cell(kind, "tiny", library), {"status": "ok", "texts_per_s": rate})
+        for kind, library, rate in (
+            ("splade", ALONE, 100.0),
+            ("splade", TOKENS, 1000.0),
+            ("colbert", ALONE, 10.0),
+        )
+    )
+    record = {"status": "ok", "texts_per_s": 90.0}
+    assert STUDY.beside(cell, record, [alone, other, tokens]) == {"share": 0.9}
+    failed = alone[0], {"status": "failed"}
+    for earlier in ([tokens], [alone, other], [failed, tokens], []):
+        assert STUDY.beside(cell, record, earlier) == {}
+    assert STUDY.beside(*alone, [alone, tokens]) == {}
+
+
+def test_a_run_goes_on_with_the_same_texts_and_threads():
+    def context(texts: int, threads: int, miniature: bool = False) -> dict:
+        options = {"texts": texts, "threads": threads}
+        return STUDY.context(STUDY.name, Settings("cpu", 1.0, "", miniature, options))
+
+    assert context(16, 3) == {"texts": 16, "threads": 3}
+    assert context(16, 0)["threads"] == torch.get_num_threads()
+    assert context(16, 3, miniature=True)["texts"] == 64
 
 
 @pytest.mark.slow

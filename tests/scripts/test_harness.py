@@ -115,10 +115,11 @@ def records_file(tmp_path, *found: dict) -> Path:
         ({"dirty": True}, {}, "its code has changes that no commit names"),
         ({}, {"dirty": True}, "this code has changes that no commit names"),
         ({"git_sha": "b"}, {}, "git_sha = b, this is a"),
+        ({"git_sha": None}, {"git_sha": None}, "its code has no known commit"),
     ],
 )
 def test_records_that_may_be_of_another_run_are_not_continued(tmp_path, record, now, message):
-    path = records_file(tmp_path, {}, {"status": "crashed"}, record)
+    path = records_file(tmp_path, record, {"status": "crashed"}, record)
     before = path.read_bytes()
     with pytest.raises(SystemExit, match=message):
         records.resume(HEAD, path, context(**now), {SOME})
@@ -255,6 +256,16 @@ def test_a_cell_that_hangs_is_killed_and_what_is_left_goes_on(tmp_path, monkeypa
     endless = settings(tmp_path, seconds=60)
     [(_, (record,))] = processes.run_cells(HEAD, [GEMM], endless)
     assert record["status"] == "timeout"
+
+
+def test_a_miniature_has_a_temporary_folder_of_its_own():
+    parsed = [
+        command.parse_arguments(load_study("collections"), ["--device", "cpu", "--list", *words])
+        for words in ([], ["--miniature"])
+    ]
+    (_, real, _), (_, toy, _) = parsed
+    assert real.folder != toy.folder
+    assert all(each.folder.endswith(records.code_digest()) for each in (real, toy))
 
 
 def test_a_folder_is_of_one_run_at_a_time(tmp_path):

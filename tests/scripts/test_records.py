@@ -9,6 +9,8 @@ import pytest
 import record_runs
 from make_tables import TABLES
 from recipes.kinds import kinds
+from sparton.models.heads import OtherSettings
+from sparton.types import Prompts
 from tables import in_domain, records
 
 
@@ -74,6 +76,28 @@ def test_runs_of_another_variant_have_a_label_and_a_row_of_their_own(options, la
     head = {"_target_": "sparton.models.heads.SpartonHead", **options}
     assert record_runs.head_name(head) == label
     assert in_domain.NAMES[label] == row
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"token_topk": 12}, "SpartonHead token_topk=12"),
+        ({"special_terms": False}, "SpartonHead special_terms=False"),
+        ({"folding": "case", "fp8": True}, "SpartonHead fp8 folding=case"),
+        ({"echo": " "}, "SpartonHead echo= "),
+        ({"query_prompt": "ask"}, "SpartonHead query_prompt=ask"),
+        ({"chunk_size": 8}, "SpartonHead"),  # without effect
+    ],
+)
+def test_a_label_has_what_makes_a_heads_runs_others(options, label):
+    usual = {"pooling": "max", "activation": "relu", "token_topk": None, "special_terms": True}
+    head = {"_target_": "sparton.models.heads.SpartonHead", **usual, **options}
+    assert record_runs.head_name(head) == label
+
+
+def test_no_option_of_a_head_is_forgotten():
+    options = {*OtherSettings.__annotations__, *Prompts.__annotations__} - {"chunk_size"}
+    assert options <= set(record_runs.USUAL)
 
 
 def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 import tables.search
 from benchmarks.search import vectors
 from benchmarks.search.providers import PROVIDERS
-from benchmarks.search.study import ALLOWED, STUDY, Cell, draw_collection, measure
+from benchmarks.search.study import ALLOWED, JUDGED, STUDY, Cell, draw_collection, measure
 from benchmarks.study import Settings
 from sparton.kernels.sparse_vectors import mean_flops
 
@@ -38,8 +38,10 @@ def test_parts_are_searched_as_one(monkeypatch):
         assert record["status"] == "ok", record
 
 
-@pytest.mark.parametrize("wrong", ["scores", "rows", "missing"])
-def test_wrong_results_get_no_time(wrong):
+@pytest.mark.parametrize("asked", [1, 64])
+@pytest.mark.parametrize("wrong", ["scores", "rows", "missing", "zeros"])
+def test_wrong_results_get_no_time(wrong, asked):
+    """Among them those of a search that is right for as many queries as are judged alone."""
     collection = draw_collection(500, 70, DEVICE)
     right = PROVIDERS["inverted"](collection.parts, DEVICE, None)
 
@@ -48,13 +50,16 @@ def test_wrong_results_get_no_time(wrong):
         if wrong == "scores":
             scores[0, 0] *= 1 + 3 * ALLOWED["scores"]
         elif wrong == "rows":
-            rows[1, [4, 5]] = rows[1, [4, 9]]
+            rows[0, [4, 5]] = rows[0, [4, 9]]
+        elif wrong == "zeros":
+            scores *= queries.num_vectors == JUDGED
+            rows *= queries.num_vectors == JUDGED
         else:
             return scores[:, 1:], rows[:, 1:]
         return scores[:, :k], rows[:, :k]
 
     search.nbytes = 0
-    record = measure(Cell("", 500, 1, 20), collection, search, 0.0, SETTINGS)
+    record = measure(Cell("", 500, asked, 20), collection, search, 0.0, SETTINGS)
     assert record["status"] == "red_gate" and "p50_ms" not in record
 
 

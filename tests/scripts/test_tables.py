@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks.head import suites
 from benchmarks.head.study import STUDY as HEAD
 from benchmarks.head.suites import SUITES, Cell
 from tables import records
+from tables.endurance import endurance
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = {suites.GEMM: 12.0, "sparton": 10.0, "sparton_hybrid": 40.0, "tiled": 60.0}
@@ -176,6 +178,33 @@ def test_pages_are_filled_and_a_changed_figure_is_noticed(results):
     assert filled.endswith("<!-- end -->\nafter\n")
     assert make_tables.filled(filled) == filled
     assert make_tables.filled(filled.replace("0.250", "0.240")) == filled
+
+
+@pytest.mark.parametrize("behind", ["<!-- table: bars -->\nold\n<!-- end -->\n", ""])
+def test_a_block_without_an_end_is_refused(results, behind):
+    """Nothing of what a person wrote behind it is lost."""
+    page = f"<!-- table: heads -->\nold\nA person's words.\n{behind}"
+    with pytest.raises(ValueError, match="<!-- table: heads --> has no <!-- end -->"):
+        make_tables.filled(page)
+
+
+def test_a_page_is_named_where_a_block_has_no_end(tmp_path, monkeypatch):
+    (tmp_path / "page.md").write_text("<!-- table: bars -->\n")
+    monkeypatch.setattr(make_tables, "ROOT", tmp_path)
+    monkeypatch.setattr(make_tables, "PAGES", ("page.md",))
+    monkeypatch.setattr(sys, "argv", ["make_tables.py"])
+    with pytest.raises(SystemExit, match=r"page\.md: <!-- table: bars -->"):
+        make_tables.main()
+    assert (tmp_path / "page.md").read_text() == "<!-- table: bars -->\n"
+
+
+def test_what_has_no_three_lines_has_no_thirds():
+    """A CPU has no memory of a GPU, and a run of two lines has no rows."""
+    lines = [{"step": 10 * n, "step_ms": float(n), "open_files": 5} for n in range(1, 4)]
+    rows = endurance([*lines[:2], {**lines[2], "gpu_mib": 7.0}]).splitlines()
+    assert rows[0] == "30 steps."
+    assert rows[4:] == ["| open files | 5.0 | 5.0 | 5.0 |", "| a step, ms | 1.00 | 2.00 | 3.00 |"]
+    assert endurance(lines[:2]).splitlines()[0] == "20 steps."
 
 
 @pytest.mark.parametrize("page", make_tables.PAGES)

@@ -5,13 +5,15 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from benchmarks.records import read_records
-from benchmarks.training import commands, figures, study, suites, workload
+from benchmarks.study import Settings
+from benchmarks.training import commands, decoders, figures, study, suites, workload
 from benchmarks.training.suites import LENGTHS, OURS, SUITES, Cell, plan
 from sparton.models.backbones import pretrained, random_bert, random_xlm_roberta
 
@@ -168,6 +170,79 @@ def test_lines_are_seen_when_they_come(tmp_path):
     assert watched.arrivals[0] < watched.arrivals[1] < watched.arrivals[2]
 
 
+def test_the_conditions_are_those_of_the_device_that_is_named(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(study, "ask_conditions", lambda delay, device: asked.append(device))
+    monkeypatch.setattr(study, "read_conditions", lambda _: {"sm_mhz": 1.0})
+    (tmp_path / "metrics.jsonl").write_text("{}\n" * (suites.WARM_UP_WINDOWS + 1))
+    (tmp_path / "errors.txt").touch()
+    for device in ("GPU-7", None):
+        study.Watched(tmp_path, device).look(1.0)
+    assert asked == ["GPU-7"]
+
+
+def test_a_cell_sees_its_gpus_and_the_first_of_them_is_asked(tmp_path, monkeypatch):
+    cell, seen = SPARTON._replace(gpus=2), []
+
+    def watch(words, folder, run, gpus, device):
+        seen.append((gpus, device))
+        watched = study.Watched(run, device)
+        watched.code = watched.errors.write_text("no\n")
+        return watched
+
+    monkeypatch.setattr(study, "watch", watch)
+    monkeypatch.setattr(study, "prepare", lambda *_: ("model", "pairs"))
+    monkeypatch.setattr(study, "device_id", lambda: "GPU-7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for device in ("cuda", "cpu"):
+        settings = Settings(device, 20.0, str(tmp_path), True, {})
+        assert study.STUDY.measure(cell, settings)["status"] == "failed"
+    assert seen == [(2, "GPU-7"), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"), [(None, "0,1"), ("3", "3"), ("5,GPU-7,6", "5,GPU-7"), ("", "")]
+)
+def test_devices_that_are_visible_are_respected(visible, shown, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert commands.environment(tmp_path, 2)["CUDA_VISIBLE_DEVICES"] == shown
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="its trainer needs accelerate")
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_a_step_of_theirs_is_on_one_gpu(gpus, tmp_path, monkeypatch):
+    """On several, transformers would take as many batches."""
+    from benchmarks.training import rival
+
+    trained = []
+    args = SimpleNamespace(n_gpu=gpus)
+    trainer = SimpleNamespace(args=args, train=lambda: trained.append(gpus))
+    parts = (None, None, lambda **_: trainer, dict)
+    monkeypatch.setattr(rival, "build", lambda *_: parts)
+    monkeypatch.setattr(rival.Dataset, "from_json", lambda _: None)
+    place = commands.Place("model", "pairs.jsonl", str(tmp_path))
+    if gpus > 1:
+        with pytest.raises(ValueError, match=r"2 GPUs would share a step.* CUDA_VISIBLE_DEVICES"):
+            rival.main(SPARTON, plan(SPARTON, 20.0, True), place, True)
+    else:
+        rival.main(SPARTON, plan(SPARTON, 20.0, True), place, True)
+    assert trained == ([] if gpus > 1 else [gpus])
+
+
+@pytest.mark.parametrize("cell", SUITES["decoders"][::4] + SUITES["splade"][:1])
+def test_a_miniature_leaves_no_model_for_others(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoders.Decoder, "write", lambda self, folder, _: folder.mkdir())
+    monkeypatch.setattr(workload, "write_model", lambda folder, *_: folder.mkdir())
+    monkeypatch.setattr(workload, "write_pairs", lambda path, *_: path.touch())
+    toy, real = (
+        workload.prepare(tmp_path, cell, plan(cell, 20.0, miniature), miniature)
+        for miniature in (True, False)
+    )
+    assert toy[0] != real[0] and toy[1] != real[1]
+
+
 @pytest.mark.slow
 def test_heads_compute_the_same_in_real_runs(tmp_path):
     only = ("--suite", "splade", "--only", r"(eager|sparton) 384$|sparton 384 in 64s$")
@@ -220,6 +295,12 @@ def test_variants_differ_in_what_is_fused(tmp_path):
         ("colbert", "_fused"): (True, "sparton"),
         ("colbert", "_bf16"): (True, "sparton"),
     }
+
+
+def test_both_systems_tokenise_on_the_cores_that_they_may_use(monkeypatch):
+    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda _: range(4))
+    found = [commands.num_workers(SPARTON._replace(gpus=gpus), False) for gpus in (1, 2, 4)]
+    assert found == [3, 1, 1]
 
 
 def test_commands_name_no_place_on_this_machine():

@@ -30,6 +30,24 @@ def test_a_study_goes_on_with_tests_that_are_missing(tmp_path):
     assert other.is_done
 
 
+def test_what_was_done_with_other_words_is_known(tmp_path):
+    """What somebody else has put there is taken as it is."""
+    step = step_that(tmp_path, "x")
+    trial = step._replace(words=(*step.words, "steps=20"))
+    assert trial.otherwise == ""
+    (tmp_path / "x").touch()
+    assert trial.otherwise == ""
+    (tmp_path / "x").unlink()
+    run([trial], tmp_path)
+    assert not trial.is_done  # its script takes no such word
+    assert step.otherwise == ""
+    run([step], tmp_path)
+    assert (step.is_done, step.otherwise, trial.otherwise) == (True, "", "without steps=20")
+    trial.keep_words()
+    assert step.otherwise == "with steps=20"
+    assert trial._replace(words=trial.words[::-1]).otherwise == "in another order"
+
+
 def test_what_is_asked_for_brings_along_what_it_needs(tmp_path):
     listed = [Step(n, (), tmp_path / n, tuple(needs)) for n, *needs in ("a", "b", "cab", "dc")]
     names = {"c": "abc", "d": "abcd", "b": "b", "[ab]": "ab"}
@@ -175,6 +193,60 @@ def test_a_study_without_the_pairs_of_debian_begins_nothing(tmp_path, monkeypatc
     assert len(began) == 2
 
 
+@pytest.fixture
+def ask(data, monkeypatch):
+    """Calls the study with these words; what it would run, and what it says."""
+    for folder in (*pool.JUDGED.values(), *zero_shot.TARGETS):
+        (data / folder).mkdir(exist_ok=True)
+    began: list[Step] = []
+    runner = lambda steps, *_: SimpleNamespace(run=lambda: began.extend(steps))  # noqa: E731
+    monkeypatch.setattr(study, "Runner", runner)
+
+    def call(*words: str) -> list[Step]:
+        began.clear()
+        given = ["--data", str(data), "--output", str(data / "out"), "--only", "splade-base"]
+        monkeypatch.setattr(sys, "argv", ["zero_shot.py", *given, *words])
+        study.main()
+        return [*began]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--", "steps=20"), "splade-base"),
+        (("--pool", "--limit 100"), "pool"),
+        (("--adapt", "--steps 5"), "adapt"),
+    ],
+)
+def test_a_study_does_not_count_the_steps_of_a_trial(ask, tmp_path, words, name, capsys):
+    """Also where what was asked for has the same words and was built on what has not."""
+    trial = ("--results", str(tmp_path / "results"), *words)
+    for step in ask(*trial):
+        step.keep_words()
+        step.done.parent.mkdir(parents=True, exist_ok=True)
+        step.done.write_text(json.dumps({"tasks": [{}] * step.tasks}))
+    with pytest.raises(SystemExit, match=rf"made otherwise than {name} is now, with .*--output"):
+        ask()
+    ask("--list", "--only", name)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{name}: done with ") and words[-1].split()[-1] in said
+    assert [step.name for step in ask(*trial)] == ["splade-base"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--", "steps=20"), ("--adapt", "--steps 5"), ("--pool", "--limit 9"), ("--negatives", "1")],
+)
+def test_figures_of_a_trial_stay_out_of_the_results(ask, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        ask(*words)
+    assert "in results/: name a folder with --results" in capsys.readouterr().err
+    assert ask("--results", str(tmp_path / "results"), *words)
+    ask("--list", *words)
+
+
 def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monkeypatch):
     made = make_pool(data, monkeypatch, "--collections", "squad")
     assert set(made) == {"corpus", "crops", "queries", "to_mine"}
@@ -264,6 +336,13 @@ def test_an_experiment_for_own_data_is_the_recipe_of_the_study(arguments, kind, 
     assert recipe.data.sources.squad.teachers.weights[2] == 0
     other = compose(zero_shot.training(alone, kind, "best", 0))
     assert {key for key in other if key not in OWN and other[key] != cfg[key]} >= {"query_length"}
+
+
+def test_a_text_that_gave_no_pair_has_no_query_of_another():
+    short, long = "b c d e", "a b c d e f g h"
+    pairs = [{"query": short, "positive": each} for each in ("a f g h", long)]
+    for pair in pairs:
+        assert [*pool.placed([pair], [short, long])] == [(short, 1)]
 
 
 def test_mined_examples_are_sorted_by_the_source_of_their_query(tmp_path, monkeypatch):

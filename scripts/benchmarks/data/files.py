@@ -31,7 +31,8 @@ LINES: dict[str, Callable[[Texts, Texts, int], str]] = {
 
 def write_files(folder: Path, examples: int) -> int:
     """Write the files, their parts on all cores. Returns their bytes."""
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run may have left
+    for left in (folder, tables_of(folder)):  # by an interrupted run, or by other code
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True)
     _texts()  # before the fork, so that all have them
     with get_context("fork").Pool() as pool:
@@ -46,7 +47,12 @@ def write_files(folder: Path, examples: int) -> int:
 def open_files(folder: Path) -> Mixture:
     """The examples as training opens them; prepared by the first call."""
     files = {path.name.partition(".")[0]: path.name for path in sorted(folder.iterdir())}
-    return text_mixture(files, root=str(folder), cache_dir=str(folder.with_suffix(".cache")))
+    return text_mixture(files, root=str(folder), cache_dir=str(tables_of(folder)))
+
+
+def tables_of(folder: Path) -> Path:
+    """Where the tables that are made of its files lie."""
+    return folder.with_suffix(".cache")
 
 
 @cache

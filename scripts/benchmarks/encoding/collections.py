@@ -27,6 +27,7 @@ ENCODE, EVALUATE = "encode", "evaluate"
 # Documents of the runs: to encode, to run before, and to evaluate with one query for so many.
 ALL, FEW, JUDGED, FOR_A_QUERY = "all", "few", "judged", 40
 SHARES = {ALL: 1.0, FEW: 0.01, JUDGED: 0.5}
+FOUND = {ENCODE: "digest", EVALUATE: "metrics"}  # of a record; the same for any number of GPUs
 MINIATURE = 200
 _WORDS = slice(3, 20)  # of a document, which are a query
 
@@ -76,7 +77,7 @@ class CollectionsStudy(Study[Cell]):
         "texts/s": figure("texts_per_s", ",.0f"),
         "start s": figure("start_s", ".1f"),
         "documents s": figure("documents_s", ".1f"),
-        "all s": figure("seconds", ".1f"),
+        "all s": figure("all_s", ".1f"),
     }
 
     def suites(self, settings: Settings) -> dict[str, list[Cell]]:
@@ -86,33 +87,52 @@ class CollectionsStudy(Study[Cell]):
                 Cell(verb, kind, number)
                 for verb in (ENCODE, EVALUATE)
                 for kind in kinds
-                for number in gpus
+                for number in sorted(gpus)  # one GPU, what the others are compared with, is first
             ]
         }
+
+    def context(self, suite: str, settings: Settings) -> Record:
+        return {"texts": number_of(ALL, settings)}
 
     def process_of(self, cell: Cell) -> Hashable:
         return cell.verb, cell.kind
 
     def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
         root, kind = Path(settings.folder), cells[0].kind
-        number = MINIATURE if settings.miniature else settings.options["texts"]
-        for name, share in SHARES.items():
-            write_collection(root / name, documents(), round(number * share), FOR_A_QUERY)
+        for name in SHARES:
+            folder, number = folder_of(root, name, settings), number_of(name, settings)
+            write_collection(folder, documents(), number, FOR_A_QUERY)
         model = write_model(root, kind, "tiny" if settings.miniature else "base")
-        prepare_documents(root / ALL)
+        prepare_documents(folder_of(root, ALL, settings))
         shutil.rmtree(run(cells[0]._replace(gpus=1), root, model, settings, FEW).output)
         measure = encode if cells[0].verb == ENCODE else evaluate
-        found: list[str] = []  # what came of each cell
+        return lambda cell: measure(cell, root, model, settings) | {"status": "ok"}
 
-        def checked(cell: Cell) -> Record:
-            record, digest = measure(cell, root, model, settings)
-            found.append(digest)
-            return record | {"status": "ok"} if digest == found[0] else {"status": "red_gate"}
-
-        return checked
+    def objection(
+        self, cell: Cell, record: Record, earlier: Sequence[tuple[Cell, Record]]
+    ) -> str | None:
+        if cell.gpus == 1:
+            return None
+        key, alone = FOUND[cell.verb], cell._replace(gpus=1)
+        of_one = [found.get(key) for other, found in earlier if other == alone]
+        if not any(of_one):
+            remedy = f"measure both, with --gpus 1 {cell.gpus} --fresh"
+            return f"no {alone.label} was measured before, to compare its {key} with: {remedy}"
+        return None if record[key] in of_one else f"its {key} is not that of {alone.label}"
 
     def words(self, record: Record) -> str:
         return in_words(self.columns, record)
+
+
+def number_of(name: str, settings: Settings) -> int:
+    """How many documents have that name."""
+    number = MINIATURE if settings.miniature else settings.options["texts"]
+    return max(round(number * SHARES[name]), 1)
+
+
+def folder_of(root: Path, name: str, settings: Settings) -> Path:
+    """Of the documents of that name; other numbers of them have other folders."""
+    return root / f"{name}-{number_of(name, settings)}"
 
 
 def write_collection(folder: Path, texts: Texts, number: int, for_a_query: int) -> None:
@@ -141,22 +161,22 @@ def _line(key: str, text: str) -> str:
     return json.dumps({"_id": key, "text": text}) + "\n"
 
 
-def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
+def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> Record:
     """The figures, and a digest of all that was written."""
     done = run(cell, root, model, settings, ALL)
-    number = sum(1 for _ in (root / ALL / "corpus.jsonl").open())
-    rate = steady_rate(done.output, cell.gpus)
-    record = {
-        "texts_per_s": round(rate, 1),
-        "start_s": round(done.seconds - number / rate, 2),
-        "seconds": round(done.seconds, 2),
-        "bytes": sum(file.stat().st_size for file in files_of(done)),
-    }
+    rate = steady_rate(done.output, cell.gpus, "--texts")
     digest = hashlib.sha256()
     for file in files_of(done):
         digest.update(f"{file.relative_to(done.output)}".encode() + file.read_bytes())
+    record = {
+        "texts_per_s": round(rate, 1),
+        "start_s": round(done.seconds - number_of(ALL, settings) / rate, 2),
+        "all_s": round(done.seconds, 2),
+        "bytes": sum(file.stat().st_size for file in files_of(done)),
+        "digest": digest.hexdigest(),
+    }
     shutil.rmtree(done.output)
-    return record, digest.hexdigest()
+    return record
 
 
 def files_of(done: Run) -> list[Path]:
@@ -164,37 +184,48 @@ def files_of(done: Run) -> list[Path]:
     return sorted(file for file in done.output.rglob("*") if file.is_file())
 
 
-def steady_rate(folder: Path, processes: int) -> float:
+def steady_rate(folder: Path, processes: int, option: str) -> float:
     """Texts per second from when as many shards were written as there are processes, to the last
-    one."""
+    one.
+
+    Args:
+        option: of the study, with which there are more texts.
+
+    Raises:
+        ValueError: no process has written a second shard.
+    """
     shards = read_facts(folder).shards()
     written = sorted((shard_path(folder, each).stat().st_mtime, len(each.rows)) for each in shards)
+    if len(written) <= processes:
+        raise ValueError(
+            f"{len(written)} shards of {processes} processes have no rate, which is that after the "
+            f"first shard of each: raise {option}"
+        )
     begin, end = written[processes - 1][0], written[-1][0]
     return sum(number for _, number in written[processes:]) / max(end - begin, 1e-9)
 
 
-def evaluate(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
-    """The figures, and the metrics as text."""
+def evaluate(cell: Cell, root: Path, model: Path, settings: Settings) -> Record:
+    """The figures, and the metrics."""
     done = run(cell, root, model, settings, JUDGED)
     (task,) = json.loads((done.output / "results.json").read_text())["tasks"]
     seconds = task["seconds"]
-    documents = sum(1 for _ in (root / JUDGED / "corpus.jsonl").open())
-    record = {
-        "texts_per_s": round(documents / seconds["documents"], 1),
+    return {
+        "texts_per_s": round(number_of(JUDGED, settings) / seconds["documents"], 1),
         **{f"{name}_s": round(value, 3) for name, value in seconds.items()},
-        "seconds": round(sum(seconds.values()), 2),
+        "all_s": round(sum(seconds.values()), 2),
         "start_s": round(done.seconds - sum(seconds.values()), 2),
         "metrics": task["metrics"],
     }
-    return record, json.dumps(task["metrics"])
 
 
 def words_of(cell: Cell, root: Path, model: Path, settings: Settings, name: str) -> list[str]:
     """The arguments of a cell's command on the documents of that name, but for its output."""
+    folder = folder_of(root, name, settings)
     if cell.verb == ENCODE:
-        words = words_to_encode(root / name, settings, MINIATURE)
+        words = words_to_encode(folder, settings, MINIATURE)
     else:
-        words = ["evaluation=beir_folder", f"evaluation.path={root / name}"]
+        words = ["evaluation=beir_folder", f"evaluation.path={folder}"]
         words.append(f"encoder.precision={PRECISION[settings.device]}")
     return [f"model={model}", *words, *on_devices(cell.gpus, settings)]
 

@@ -82,7 +82,7 @@ class PassagesStudy(Study[Cell]):
         words = words_to_encode(folder, settings, MINIATURE)
         words = [f"model={model}", *words, *on_devices(cell.gpus, settings)]
         encoded = run_command(ENCODE, words, folder.parent / "encoded")
-        rate = steady_rate(encoded.output, cell.gpus)
+        rate = steady_rate(encoded.output, cell.gpus, "--passages")
         size = sum(file.stat().st_size for file in files_of(encoded))
         words = [f"model={model}", "evaluation=beir_folder", f"evaluation.path={folder}"]
         words.append(f"documents={encoded.output}")

@@ -1,10 +1,12 @@
 """Search among compressed token vectors: ours, exhaustive and in stages, and fast-plaid's."""
 
+import shutil
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import count, islice
+from math import ceil
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -216,7 +218,8 @@ class CompressedStudy(Study[Cell]):
         def index(provider: str) -> Search:
             if provider in RIVALS:
                 folder = Path(settings.folder) / provider
-                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)  # its files count as the index
+                folder.mkdir(parents=True)
                 return FastPlaid(shape, device, RIVALS[provider], folder)
             return Ours(compressed(), shape, device, staged=provider == STAGED)
 
@@ -224,13 +227,15 @@ class CompressedStudy(Study[Cell]):
 
 
 def measure(cell: Cell, collection: Collection, search: Search, settings: Settings) -> Record:
-    asked = collection.queries
-    found = {"missed": collection.missed(search(asked[:JUDGED], cell.k))}
-    few, turn = asked[:DIFFERENT].split(1) if cell.queries == 1 else [asked], count()
+    asked, turn = collection.queries, count()
+    calls = asked[:DIFFERENT].split(1) if cell.queries == 1 else [asked]
 
-    def run() -> None:
-        search(few[next(turn) % len(few)], cell.k)
+    def run() -> Rows:
+        return search(calls[next(turn) % len(calls)], cell.k)
 
+    # The calls that are timed are judged, one at a time as many as have all judged queries.
+    judged = [row for _ in range(ceil(JUDGED / len(calls[0]))) for row in run()]
+    found = {"missed": collection.missed(judged[:JUDGED])}
     record = {
         **found,
         "nbits": search.nbits,

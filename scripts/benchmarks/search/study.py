@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import count
+from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchmarks.gate import timed_if_right
 from benchmarks.screen import Columns, Record, figure, timed_columns
@@ -15,7 +17,7 @@ from benchmarks.search.vectors import DOCUMENT_TERMS, QUERY_TERMS, draw_vectors
 from benchmarks.study import Measured, Settings, Study
 from sparton.kernels.sparse_vectors import SparseVectors, mean_flops
 
-JUDGED = 3  # queries
+JUDGED = 3  # queries, the first of a cell's
 DIFFERENT = 64  # queries, one of which is asked at a time
 ALLOWED = {"scores": 1e-5, "best": 1e-5}
 MINIATURE = 2000
@@ -132,19 +134,17 @@ def draw_collection(documents: int, queries: int, device: str) -> Collection:
 def measure(
     cell: Cell, collection: Collection, search: Search, build_s: float, settings: Settings
 ) -> Record:
-    asked = collection.queries
-    found = collection.truth.errors(search(collection.truth.queries, cell.k))
-    if cell.queries == 1:
-        single, turn = [asked.slice(n, n + 1) for n in range(DIFFERENT)], count()
+    asked, turn = collection.queries, count()
+    bounds = range(DIFFERENT) if cell.queries == 1 else [0]
+    calls = [asked.slice(n, min(n + cell.queries, asked.num_vectors)) for n in bounds]
 
-        def run() -> None:
-            search(single[next(turn) % DIFFERENT], cell.k)
-    else:
-        many = asked.slice(0, min(cell.queries, asked.num_vectors))
+    def run() -> tuple[Tensor, Tensor]:
+        return search(calls[next(turn) % len(calls)], cell.k)
 
-        def run() -> None:
-            search(many, cell.k)
-
+    # The calls that are timed are judged, one at a time as many as have all judged queries.
+    judged = [run() for _ in range(ceil(JUDGED / calls[0].num_vectors))]
+    scores, rows = (torch.cat(each)[:JUDGED] for each in zip(*judged, strict=True))
+    found = collection.truth.errors((scores, rows))
     sizes = {
         "flops": round(collection.flops, 3),
         "build_s": round(build_s, 3),

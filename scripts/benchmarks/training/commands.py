@@ -37,7 +37,8 @@ class Place(NamedTuple):
 
 def num_workers(cell: Cell, miniature: bool) -> int:
     """Processes that tokenise ahead for each training process, as many for every system."""
-    return 0 if miniature else max(min(8, (os.cpu_count() or 1) // cell.gpus - 1), 1)
+    cores = len(os.sched_getaffinity(0))  # more than these our loader would not start
+    return 0 if miniature else max(min(8, cores // cell.gpus - 1), 1)
 
 
 def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
@@ -135,10 +136,14 @@ def command(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
     return [*launcher, *words]
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Of a cell's process: no hub, and the compiler says when it compiles anew."""
+def environment(folder: Path, gpus: int = 1) -> dict[str, str]:
+    """Of a cell's process: no more GPUs than it has, of which transformers would take all that it
+    sees; no hub; and the compiler says when it compiles anew."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(n) for n in range(gpus)] if visible is None else visible.split(",")
     return {
         **os.environ,
+        "CUDA_VISIBLE_DEVICES": ",".join(devices[:gpus]),
         "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(folder / "datasets"),

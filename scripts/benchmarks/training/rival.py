@@ -148,6 +148,11 @@ def main(cell: Cell, plan: Plan, place: Place, miniature: bool) -> None:
         loss=loss,
         callbacks=[WindowClock(Path(place.run) / "metrics.jsonl", plan.batch, plan.log_every)],
     )
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"{trainer.args.n_gpu} GPUs would share a step, each with a batch of {plan.batch}: let "
+            "CUDA_VISIBLE_DEVICES show this process one"
+        )
     trainer.train()
 
 

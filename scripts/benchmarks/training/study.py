@@ -16,7 +16,7 @@ import torch
 from benchmarks.records import read_records
 from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Measured, Settings, Study
-from benchmarks.timing import ask_conditions, read_conditions
+from benchmarks.timing import ask_conditions, device_id, read_conditions
 from benchmarks.training import figures
 from benchmarks.training.commands import Place, attention, command, environment, shown
 from benchmarks.training.suites import SUITES, WARM_UP_WINDOWS, Cell, plan
@@ -36,11 +36,11 @@ class Watched:
         code: its exit code.
         arrivals: seconds after its start at which each line was seen.
         recompiled: how often torch.compile had compiled anew by then.
-        conditions: of the GPU, in the first window after the warm-up.
+        conditions: of the GPU that nvidia-smi calls so, in the first window after the warm-up.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run, self.errors = run, run / "errors.txt"
+    def __init__(self, run: Path, device: str | None) -> None:
+        self.run, self.errors, self.device = run, run / "errors.txt", device
         self.code = 0
         self.arrivals: list[float] = []
         self.recompiled: list[int] = []
@@ -53,8 +53,8 @@ class Watched:
             return
         self.arrivals += [seconds] * new
         self.recompiled += [self.said().count("Recompiling function")] * new
-        if len(self.arrivals) > WARM_UP_WINDOWS and not self.conditions:
-            self.conditions = read_conditions(ask_conditions(0.0, "0"))
+        if self.device and len(self.arrivals) > WARM_UP_WINDOWS and not self.conditions:
+            self.conditions = read_conditions(ask_conditions(0.0, self.device))
 
     def said(self) -> str:
         """All of its standard error."""
@@ -74,13 +74,20 @@ class Watched:
         return {"status": "failed", "error": f"exit code {self.code}: {reason[:400]}"}
 
 
-def watch(words: Sequence[str], folder: Path, run: Path) -> Watched:
-    """Run a command in ``folder`` until it ends."""
-    watched = Watched(run)
+def watch(
+    words: Sequence[str], folder: Path, run: Path, gpus: int = 1, device: str | None = None
+) -> Watched:
+    """Run a command in ``folder`` until it ends.
+
+    Args:
+        gpus: how many of those that are visible it sees, the first ones.
+        device: nvidia-smi's name of the first of them; None for a CPU.
+    """
+    watched = Watched(run, device)
     begin = time.perf_counter()
     with watched.errors.open("w") as errors, (run / "output.txt").open("w") as output:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment(folder), stdout=output, stderr=errors
+            words, cwd=folder, env=environment(folder, gpus), stdout=output, stderr=errors
         )
         while (code := process.poll()) is None:
             watched.look(time.perf_counter() - begin)
@@ -134,7 +141,8 @@ class TrainingStudy(Study[Cell]):
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
         words = command(cell, found, place, settings.miniature)
-        watched = watch([sys.executable, *words], folder, run)
+        device = device_id() if settings.device == "cuda" else None
+        watched = watch([sys.executable, *words], folder, run, cell.gpus, device)
         record = {"cell_command": shown(words), **watched.outcome(), **watched.conditions}
         if (attends := attention(cell)) is not None:
             record["attention"] = attends

@@ -117,9 +117,8 @@ def prepare(folder: Path, cell: Cell, plan: Plan, miniature: bool) -> tuple[str,
     """
     vocabulary, lengths = plan.vocabulary, plan.lengths
     decoder = DECODERS.get(cell.backbone)
-    model = cell.backbone
-    if decoder is None:
-        model += f"-{vocabulary}-{cell.activity}"
+    # A miniature has a vocabulary of its own.
+    model = f"{cell.backbone}-{vocabulary}-{cell.activity}"
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
