@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.head.profile import STALLS
-from benchmarks.training.suites import IN_FP8, OURS
+from benchmarks.training.suites import PROFILED, PROFILED_IN_FP8
 from tables.records import Record, markdown, table
 
 KERNELS = {
@@ -58,18 +58,19 @@ def _figures(launches: Sequence[Record]) -> list[str]:
     return [str(len(launches)), f"{time:,.0f}", clock, *shares, traffic, STALLS.get(stall, stall)]
 
 
-@table("step_profile", "step_profile", command="training --suite fp8")
-def step(records: list[Record]) -> str:
-    """Milliseconds of each family of kernels in a step, by system."""
-    names = {OURS: "16 bits", IN_FP8: "FP8"}
-    return _beside({names[record["system"]]: record for record in records})
-
-
 @table("training_profile", "training", "profile", "training --suite profile")
 def training(records: list[Record]) -> str:
-    """The same, by what lies between the layers."""
-    names = {False: "fp32 between the layers", True: "16 bits between the layers"}
-    profiles = {names[r["half_residual"]]: r["profile"] for r in records if "profile" in r}
+    """Milliseconds of each family of kernels in a step, by what multiplies and by what lies between
+    the layers."""
+    names = {
+        (PROFILED, False): "products in 16 bits",
+        (PROFILED, True): "and 16 bits between layers",
+        (PROFILED_IN_FP8, False): "products in FP8",
+        (PROFILED_IN_FP8, True): "and 16 bits between",
+    }
+    profiles = {
+        names[r["system"], r["half_residual"]]: r["profile"] for r in records if "profile" in r
+    }
     return _beside(profiles) if profiles else ""
 
 

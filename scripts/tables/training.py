@@ -14,6 +14,7 @@ from benchmarks.training.suites import (
     JOINT,
     OURS,
     OWN_WORDS,
+    PROFILED_IN_FP8,
     SCORES,
     SPLADE,
     SUITES,
@@ -202,9 +203,9 @@ def integrations(records: list[Record]) -> str:
 
 def name(record: Record) -> str:
     """System or head, and what else makes the cell another."""
-    ours = record["system"] in (OURS, IN_FP8)
-    words = [record["head"] if ours else "sentence-transformers"]
-    if record["system"] == IN_FP8:
+    theirs = record["system"].startswith(THEIRS)
+    words = ["sentence-transformers" if theirs else record["head"]]
+    if record["system"] in (IN_FP8, PROFILED_IN_FP8):
         words.append("products in FP8")
     if record["backbone"] != BERT_BASE:
         words.append(record["backbone"])
@@ -217,7 +218,7 @@ def name(record: Record) -> str:
     if record["sharded"]:
         words.append("sharded")
     if record["compiled"]:
-        words.append("compiled backbone" if ours else "compiled")
+        words.append("compiled" if theirs else "compiled backbone")
     if record["half_residual"]:
         words.append("16 bits between layers")
     if record["activity"] == ALL_TERMS:

@@ -153,8 +153,8 @@ def test_a_profile_says_where_the_time_of_a_step_goes(results):
     found = [record("profile", cell, profile=kept) for cell in SUITES["profile"]]
     write(results / "training.jsonl", found)
     table = TABLES["training_profile"]()
-    assert rows(table)[0][1:] == ["fp32 between the layers", "16 bits between the layers"]
-    times = {name: ms for name, ms, _ in rows(table)[2:]}
+    assert len({*rows(table)[0][1:]}) == len(SUITES["profile"]) == 4
+    times = {name: ms for name, ms, *_ in rows(table)[2:]}
     assert times["matrix products in 16 bits"] == "40.0" and times["attention"] == "5.0"
     assert times["all kernels"] == "61.5" and times["a step by the clock"] == "70.0"
     write(results / "training.jsonl", [record("profile", cell) for cell in SUITES["profile"]])

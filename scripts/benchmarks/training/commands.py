@@ -10,11 +10,9 @@ from benchmarks.processes import SCRIPTS, python_path
 from benchmarks.training.decoders import DECODERS
 from benchmarks.training.suites import (
     COLBERT,
-    IN_FP8,
     JOINT,
     MODERNBERT_BASE,
     OURS,
-    PROFILED,
     Cell,
     Plan,
 )
@@ -54,7 +52,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",
         "evaluation": "none",
-        "logger": "profile" if cell.system == PROFILED else "none",
+        "logger": "profile" if cell.profiled else "none",
         "sharding": "full" if cell.sharded else "none",
         "batch": plan.batch,
         "micro_batch": plan.micro_batch or "null",
@@ -80,7 +78,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
 def _precision(cell: Cell, miniature: bool) -> str:
     if miniature:  # on a CPU, which has no FP8
         return "fp32"
-    return "fp8" if cell.system == IN_FP8 else "bf16"
+    return "fp8" if cell.in_fp8 else "bf16"
 
 
 def _backbone(cell: Cell, miniature: bool) -> dict[str, object]:

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 from benchmarks.training.decoders import DECODERS
 
 OURS, IN_FP8, THEIRS = "sparton", "sparton_fp8", "sentence_transformers"
-PROFILED = f"{OURS}_profiled"  # its record has the kernels of a window of steps, too
+# Their records have the kernels of a window of steps, too.
+PROFILED, PROFILED_IN_FP8 = f"{OURS}_profiled", f"{IN_FP8}_profiled"
 # Theirs with drop-ins of sparton.integrations: the scores fused, all fused, and scores in 16 bits.
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
-SYSTEMS = (OURS, PROFILED, IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
+SYSTEMS = (OURS, IN_FP8, PROFILED, PROFILED_IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
 # Others are in benchmarks/training/decoders.py.
 BERT_BASE, MODERNBERT_BASE = "bert-base", "modernbert-base"
@@ -100,7 +101,15 @@ class Cell(NamedTuple):
     @property
     def trainer(self) -> str:
         """Whose: ours or theirs."""
-        return OURS if self.system in (OURS, PROFILED, IN_FP8) else THEIRS
+        return OURS if self.system in (OURS, IN_FP8) or self.profiled else THEIRS
+
+    @property
+    def profiled(self) -> bool:
+        return self.system in (PROFILED, PROFILED_IN_FP8)
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.system in (IN_FP8, PROFILED_IN_FP8)
 
     @property
     def local_batch(self) -> int:
@@ -228,13 +237,15 @@ SUITES: dict[str, list[Cell]] = {
             (SPLADE, "sparton", {"half_residual": True}),
             (SPLADE, "sparton", {"micro_batch": 64}),
             (COLBERT, "colbert", {}),
+            (COLBERT, "colbert", {"half_residual": True}),
         )
         for system in (OURS, IN_FP8)
     ],
     # Where the time of a step goes.
     "profile": [
-        Cell(PROFILED, SPLADE, "sparton", 384),
-        Cell(PROFILED, SPLADE, "sparton", 384, half_residual=True),
+        Cell(system, SPLADE, "sparton", 384, half_residual=half_residual)
+        for system in (PROFILED, PROFILED_IN_FP8)
+        for half_residual in (False, True)
     ],
     # The same step in micro-batches, whose gradient is that of all at once.
     "parts": [
