@@ -165,18 +165,6 @@ def parts(records: list[Record]) -> str:
     return markdown(["", "batch", *SHOWN, "times the step at once"], rows)
 
 
-@table("training_fp8", "training", "fp8", "training --suite fp8")
-def in_fp8(records: list[Record]) -> str:
-    """Layers that multiply in FP8, each below the same in 16 bits."""
-    rows = []
-    for record in in_order("fp8", records):
-        wide = find(records, **{key: record[key] for key in WORK}, system=OURS)
-        own, base = rate(record), rate(wide)
-        gain = f"{own / base:.2f}" if own and base else ""
-        rows.append([name(record), _batch(record), *figures(record), gain])
-    return markdown(["", "batch", *SHOWN, "times 16 bits"], rows)
-
-
 @table("training_decoders", "training", "decoders", "training --suite decoders")
 def decoders(records: list[Record]) -> str:
     """SPLADE from causal language models, beside sentence-transformers with the same adapters."""

@@ -184,6 +184,8 @@ SUITES: dict[str, list[Cell]] = {
         _splade("eager", 384),
         _splade("sparton", 384),
         _splade("sparton", 384, half_residual=True),
+        Cell(IN_FP8, SPLADE, "sparton", 384),
+        Cell(IN_FP8, SPLADE, "sparton", 384, half_residual=True),
         _splade("sparton", 384, compiled=True),
         _splade("sparton", 384, compiled=True, half_residual=True),
         Cell(THEIRS, SPLADE, "", 384),
@@ -216,6 +218,8 @@ SUITES: dict[str, list[Cell]] = {
     "colbert": [
         _late(OURS, COLBERT, "colbert"),
         _late(OURS, COLBERT, "colbert", half_residual=True),
+        _late(IN_FP8, COLBERT, "colbert"),
+        _late(IN_FP8, COLBERT, "colbert", half_residual=True),
         _late(OURS, COLBERT, "colbert", compiled=True),
         _late(OURS, COLBERT, "colbert", compiled=True, half_residual=True),
         _late(THEIRS, COLBERT, ""),
@@ -228,18 +232,6 @@ SUITES: dict[str, list[Cell]] = {
         _late(THEIRS, COLBERT, "", micro_batch=64),
         _late(OURS, COLBERT, "colbert", micro_batch=64),
         _late(THEIRS, COLBERT, "", compiled=True),
-    ],
-    # Layers that multiply in FP8, each beside those that do in 16 bits.
-    "fp8": [
-        Cell(system, model, head, 384, lengths=model, **others)
-        for model, head, others in (
-            (SPLADE, "sparton", {}),
-            (SPLADE, "sparton", {"half_residual": True}),
-            (SPLADE, "sparton", {"micro_batch": 64}),
-            (COLBERT, "colbert", {}),
-            (COLBERT, "colbert", {"half_residual": True}),
-        )
-        for system in (OURS, IN_FP8)
     ],
     # Where the time of a step goes.
     "profile": [
