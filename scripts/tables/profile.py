@@ -63,10 +63,10 @@ def training(records: list[Record]) -> str:
     """Milliseconds of each family of kernels in a step, by what multiplies and by what lies between
     the layers."""
     names = {
-        (PROFILED, False): "products in 16 bits",
-        (PROFILED, True): "and 16 bits between layers",
-        (PROFILED_IN_FP8, False): "products in FP8",
-        (PROFILED_IN_FP8, True): "and 16 bits between",
+        (PROFILED, False): "16 bits",
+        (PROFILED, True): "16 bits, also between layers",
+        (PROFILED_IN_FP8, False): "FP8",
+        (PROFILED_IN_FP8, True): "FP8, 16 bits between layers",
     }
     profiles = {
         names[r["system"], r["half_residual"]]: r["profile"] for r in records if "profile" in r

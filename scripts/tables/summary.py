@@ -21,7 +21,7 @@ SEARCH = SearchCell(EXHAUSTIVE, SMALL, *MANY)
 MAXSIM = KernelCell("128x128_32x300", BOTH, "sparton")
 TRAININGS = (
     TrainingCell(OURS, SPLADE, "sparton", 384),
-    TrainingCell(OURS, COLBERT, "colbert", 384, lengths=COLBERT, compiled=True),
+    TrainingCell(OURS, COLBERT, "colbert", 384, lengths=COLBERT),
 )
 Row = Callable[[Sequence[Record]], list[str]]
 NAMES = {SPLADE: "SPLADE", COLBERT: "ColBERT"}
@@ -68,7 +68,6 @@ def _training(cell: TrainingCell, records: Sequence[Record]) -> list[str]:
         return []
     best = max(theirs, key=lambda record: record["examples_per_second_p50"])
     work = f"training {NAMES[cell.model]}, BERT-base, batch {cell.batch}"
-    work += ", backbone compiled" if cell.compiled else ""
     return [work, _rate(ours), f"{_rate(best)} (sentence-transformers)", ours["gpu"]]
 
 

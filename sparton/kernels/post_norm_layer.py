@@ -19,7 +19,12 @@ from torch.autograd.function import once_differentiable
 
 from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.encoder_layer.linear import linear, linear_gelu, linear_gelu_and_product
+from sparton.kernels.encoder_layer.linear import (
+    linear,
+    linear_gelu,
+    linear_gelu_and_product,
+    weight_gradient,
+)
 from sparton.kernels.encoder_layer.operands import Normalised, NormOptions
 from sparton.kernels.operator import gradient_follows
 from sparton.kernels.varlen_attention.operands import AttentionOperands
@@ -339,11 +344,8 @@ class _Backward(NamedTuple):
         return dproduct, dresidual, columns.unbind(0)
 
     def _of_weights(self, grad: Tensor, x: Tensor, *names: str) -> Tensor | None:
-        """``grad^T x``, of one weight or of several, one above the other; None where none of them
-        needs it. To parameters in fp32 it goes as it was summed."""
+        """The gradient of one weight or of several, one above the other; None where none of them
+        needs it."""
         if not any(getattr(self.needs, name) for name in names):
             return None
-        dtype = getattr(self.parameters, names[0]).dtype
-        if grad.is_cuda and dtype == torch.float32:
-            return torch.mm(grad.t(), x, out_dtype=dtype)
-        return torch.mm(grad.t(), x)
+        return weight_gradient(grad, x, getattr(self.parameters, names[0]).dtype)

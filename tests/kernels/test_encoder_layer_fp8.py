@@ -97,7 +97,7 @@ def test_rows_by_hand(D, dtype):
     expected = e4m3((x.float() * factors[:, None]).double())
     assert torch.equal(found.values.double(), expected)
     assert torch.equal(found.scales, largest / torch.full_like(largest, LARGEST))
-    assert not found.values[1].float().any() and found.values[6, 0].abs().float() == LARGEST
+    assert not found.values[1].float().any() and found.values[6, 0].float().abs() == LARGEST
     # By half a step of a largest value at most, where it is not below the smallest.
     seen = x.abs().amax(1) > SMALLEST
     wrong = (found.restored() - x.float()).abs().amax(1)[seen]

@@ -130,7 +130,7 @@ def test_the_summary_has_both_kinds_at_the_same_batch(results):
     splade, colbert = rows(TABLES["summary"]())[2:]
     assert splade[:2] == ["training SPLADE, BERT-base, batch 384", "3,000 pairs/s, 25.0 GiB"]
     assert splade[2] == "750 pairs/s, 25.0 GiB (sentence-transformers)"
-    assert colbert[0] == "training ColBERT, BERT-base, batch 384, backbone compiled"
+    assert colbert[0] == "training ColBERT, BERT-base, batch 384"
 
 
 def test_a_profile_says_where_the_time_of_a_step_goes(results):

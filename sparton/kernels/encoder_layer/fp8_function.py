@@ -19,6 +19,7 @@ from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Operand, Fp8Rows, empty_rows
 from sparton.kernels.encoder_layer.fp8_products import Fp8Weight, scaled_product
+from sparton.kernels.encoder_layer.linear import weight_gradient
 from sparton.kernels.encoder_layer.operands import NormOptions
 from sparton.kernels.operator import gradient_follows
 
@@ -228,8 +229,9 @@ def _gradients(ctx: Any, kept: _Kept, grad: Fp8Operand) -> list[Tensor | None]:
     dx = dweight = None
     if needs_x:
         dx = scaled_product(grad.rows, inputs, None, x.dtype, fast=FAST_BACKWARD)
-    with without_autocast(x.device):
-        dweight = grad.wide.t() @ x if any(needs_weights) else None
+    if any(needs_weights):
+        with without_autocast(x.device):
+            dweight = weight_gradient(grad.wide, x, ctx.weight_dtypes[0])
     if dweight is None:
         return [dx, *(None for _ in needs_weights)]
     parts = zip(dweight.split(ctx.sizes), ctx.weight_dtypes, needs_weights, strict=True)

@@ -42,6 +42,14 @@ def linear_gelu_and_product(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
     return _gelu()(product, bias), product
 
 
+def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``grad^T x`` ``[N, K]`` of ``grad [T, N]`` and ``x [T, K]``. For a weight in fp32 it comes as
+    it was summed, where the device's product gives it; otherwise in their dtype."""
+    if grad.is_cuda and dtype == torch.float32:
+        return torch.mm(grad.t(), x, out_dtype=dtype)
+    return torch.mm(grad.t(), x)
+
+
 @on_its_device
 def linear_gelu_norm(
     x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, *, eps: float
