@@ -6,15 +6,18 @@ T packed tokens, D hidden width.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from sparton.kernels.dispatch import autocast_dtype, needs_operators
+from sparton.kernels.encoder_layer import Fp8Operand, Fp8Rows, fp8_operand
 from sparton.kernels.post_norm_layer import (
     LayerOptions,
     LayerParameters,
+    Operand,
     ProductWeights,
     post_norm_layer,
 )
@@ -78,7 +81,7 @@ class FusedLayer(GradientCheckpointingLayer):
             and has_short_kernel(x, dtype, attention.head_width)
             and is_gelu(inner.intermediate_act_fn)
             and first.p < 1 > last.p
-            and all(part.rounded is None for part in self._parts)
+            and len({part.rounded is None for part in self._parts}) == 1
             and all(may_follow(x, linear) for linear in linears)
         )
 
@@ -86,10 +89,7 @@ class FusedLayer(GradientCheckpointingLayer):
         self, states: States, *, cu_seq_lens_q: Tensor, max_length_q: int, owned: bool, **_: Any
     ) -> States:
         narrow, wide = operand_of(states), residual_of(states)
-        operand = narrow.squeeze(0)
-        # One tensor stays one: the layer adds its two gradients on its way.
-        residual = operand if wide is narrow else wide.squeeze(0)
-        dtype = autocast_dtype(operand)
+        dtype = autocast_dtype(narrow)
         assert dtype is not None
         attention, first, inner, last = self._parts
         query, key, value = attention.projections
@@ -97,19 +97,26 @@ class FusedLayer(GradientCheckpointingLayer):
         biases = query.bias, key.bias, value.bias
         of_inner = inner.dense.weight, inner.dense.bias
         parameters = LayerParameters(*weights, *biases, *first.learned, *of_inner, *last.learned)
-        products = ProductWeights(
-            kept(dtype, *weights),
-            kept(dtype, *biases),
-            kept(dtype, parameters.attention_weight),
-            kept(dtype, parameters.intermediate_weight),
-            kept(dtype, parameters.output_weight),
-            None if self.training else kept(dtype, parameters.intermediate_bias),
+        matrices = weights, (first.dense.weight,), (inner.dense.weight,), (last.dense.weight,)
+        rounds = attention.rounded is not None
+        projected, ended, fed, left = (
+            part.rounded(given) if part.rounded else kept(dtype, *given)
+            for part, given in zip(self._parts, matrices, strict=True)
         )
+        of_gelu = None if self.training or rounds else kept(dtype, parameters.intermediate_bias)
+        products = ProductWeights(projected, kept(dtype, *biases), ended, fed, left, of_gelu)
         sequences, heads = (cu_seq_lens_q, max_length_q), (attention.heads, attention.scale)
         norms = first.options(dtype), last.options(dtype)
         options = LayerOptions(*sequences, *heads, *norms, owned)
-        out, copy = post_norm_layer(operand.to(dtype), residual, parameters, products, options)
-        return out[None] if copy is None else LayerStates(out[None], copy[None])
+        operand = narrow.squeeze(0)
+        # One tensor stays one: the layer adds its two gradients on its way.
+        residual = operand if wide is narrow else wide.squeeze(0)
+        read = Operand(operand.to(dtype), _rows_of(states, dtype) if rounds else None)
+        out, copy, rows = post_norm_layer(read, residual, parameters, products, options)
+        narrow = (out if copy is None else copy)[None]
+        if rows is not None:
+            return LayerStates(out[None], Fp8Operand(narrow, rows))
+        return out[None] if copy is None else LayerStates(out[None], narrow)
 
     @property
     def _parts(self) -> tuple[SelfAttention, PostNorm, Intermediate, PostNorm]:
@@ -150,6 +157,12 @@ class FusedEncoder(nn.Module):
             return states
         operand = states.to(dtype)
         return operand if first.output.sum_dtype(dtype) == dtype else LayerStates(states, operand)
+
+
+def _rows_of(states: States, dtype: torch.dtype) -> Fp8Rows:
+    """What the layer before has rounded to FP8, or the embeddings, which nothing has."""
+    operand = states.operand if isinstance(states, LayerStates) else states
+    return (operand if isinstance(operand, Fp8Operand) else fp8_operand(operand.to(dtype))).rows
 
 
 def _watched(before: nn.Module, layer: nn.Module) -> bool:

@@ -4,24 +4,37 @@ interpreter.
 T tokens, D columns.
 """
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import (
+    Fp8Operand,
+    Layer,
     NormOptions,
     bias_gelu,
+    fp8_linear,
+    fp8_linear_gelu,
+    fp8_linear_post_norm,
+    fp8_operand,
     post_norm,
     post_norm_and_copy,
 )
+from sparton.kernels.encoder_layer.fp8_products import round_weights
 from sparton.kernels.post_norm_layer import (
     LayerOptions,
     LayerParameters,
+    Operand,
     ProductWeights,
     post_norm_layer,
 )
 from sparton.kernels.varlen_attention import varlen_self_attention
+from tests import interpreter
 from tests.kernels.problems import error
 from tests.kernels.test_encoder_layer import DEVICE, HALVES
 
@@ -46,6 +59,13 @@ def states(dtype: torch.dtype, sums: torch.dtype) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     residual = torch.randn(sum(LENGTHS), D, generator=generator).to(DEVICE, sums)
     return residual.to(dtype).requires_grad_(), residual.requires_grad_()
+
+
+def layer(operand: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
+    """With products in 16 bits."""
+    *found, rows = post_norm_layer(Operand(operand, None), *given)
+    assert rows is None
+    return tuple(found)
 
 
 def weights_of(p: LayerParameters, dtype: torch.dtype) -> ProductWeights:
@@ -114,12 +134,12 @@ def test_results_are_those_of_the_parts(dtype, sums, copy, p):
     learned = parameters()
     wanted = [operand, residual, *learned]
     torch.manual_seed(3)
-    own = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    own = layer(operand, residual, learned, weights_of(learned, dtype), options)
     torch.manual_seed(3)
     parts = by_parts(operand, residual, learned, options)
     with torch.no_grad():
         torch.manual_seed(3)
-        without = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+        without = layer(operand, residual, learned, weights_of(learned, dtype), options)
     assert (own[1] is None) == (copy is None)
     for x, y, z in zip(own, parts, without, strict=True):
         assert x is y is z is None or (torch.equal(x, y) and torch.equal(x, z))
@@ -143,9 +163,9 @@ def test_a_tensor_that_is_operand_and_residual_has_the_sum_of_both_gradients(dty
     learned, options = parameters(), options_of(p, dtype, None)
     weights = weights_of(learned, dtype)
     torch.manual_seed(3)
-    apart = post_norm_layer(operand, residual, learned, weights, options)
+    apart = layer(operand, residual, learned, weights, options)
     torch.manual_seed(3)
-    together = post_norm_layer(operand, operand, learned, weights, options)
+    together = layer(operand, operand, learned, weights, options)
     assert torch.equal(together[0], apart[0])
     first, second, *expected = gradients(apart, [operand, residual, *learned])
     found, *others = gradients(together, [operand, *learned])
@@ -165,7 +185,7 @@ def test_without_a_graph_gelu_may_be_the_librarys(dtype):
 
     def run(bias: Tensor | None) -> Tensor:
         weights = exact._replace(intermediate_bias=bias)
-        return post_norm_layer(operand, residual, learned, weights, options)[0]
+        return layer(operand, residual, learned, weights, options)[0]
 
     expected = run(None)
     assert torch.equal(run(bias), expected)
@@ -188,7 +208,7 @@ def test_the_comparison_sees_faults(fault):
         learned = learned._replace(attention_gain=learned.attention_gain * 1.1)
     else:
         weights = weights._replace(output=weights.output * 1.1)
-    found = post_norm_layer(operand, residual, learned, weights, options)[0]
+    found = layer(operand, residual, learned, weights, options)[0]
     assert error(found, expected) > 2 * torch.finfo(dtype).eps
 
 
@@ -199,12 +219,12 @@ def test_frozen_parameters_get_no_gradient():
     for x in learned:
         x.requires_grad_(x is learned.output_weight or x is learned.key_weight)
     options = options_of(0.0, torch.float32, dtype)
-    out, _ = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    out, _ = layer(operand, residual, learned, weights_of(learned, dtype), options)
     expected, _ = by_parts(operand, residual, learned, options)
     wanted = [learned.output_weight, learned.key_weight, operand]
     for x, y in zip(gradients((out,), wanted), gradients((expected,), wanted), strict=True):
         assert error(x, y) < 2 * torch.finfo(dtype).eps
-    out, _ = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    out, _ = layer(operand, residual, learned, weights_of(learned, dtype), options)
     out.float().sum().backward()
     assert [x.grad is None for x in learned].count(False) == 2
 
@@ -215,6 +235,84 @@ def test_one_gradient_alone_is_enough():
     learned, options = parameters(), options_of(0.0, torch.float32, dtype)
     given = (operand, residual, learned, weights_of(learned, dtype), options)
     for number in range(2):
-        own = [post_norm_layer(*given)[number]]
+        own = [layer(*given)[number]]
         parts = [by_parts(operand, residual, learned, options)[number]]
         assert torch.equal(gradients(own, [residual])[0], gradients(parts, [residual])[0])
+
+
+def in_fp8(p: LayerParameters) -> ProductWeights:
+    matrices = p[:3], [p.attention_weight], [p.intermediate_weight], [p.output_weight]
+    first, *others = map(round_weights, matrices)
+    return ProductWeights(first, torch.cat(p[3:6]).detach().to(HALVES[-1]), *others)
+
+
+def parts_in_fp8(
+    operand: Fp8Operand, residual: Tensor, p: LayerParameters, options: LayerOptions
+) -> tuple[Tensor, Fp8Operand | None]:
+    weights = in_fp8(p)
+    projection = Layer(p[:3], torch.cat(p[3:6]), weights.projection)
+    heads = fp8_linear(operand, projection).view(len(residual), 3, HEADS, -1)
+    mixed = varlen_self_attention(heads, options.cu_seqlens, options.max_seqlen).flatten(1)
+    end = Layer([p.attention_weight], p.attention_bias, weights.attention)
+    middle, read = fp8_linear_post_norm(
+        fp8_operand(mixed), end, residual, *p[8:10], options.attention
+    )
+    into = Layer([p.intermediate_weight], p.intermediate_bias, weights.intermediate)
+    activated = fp8_linear_gelu(read, into)
+    last = Layer([p.output_weight], p.output_bias, weights.output)
+    return fp8_linear_post_norm(activated, last, middle, *p[14:], options.output)
+
+
+@pytest.mark.skipif(
+    DEVICE == "cuda" and not has_fp8(torch.device(DEVICE)),
+    reason="this GPU has no FP8 tensor cores",
+)
+@pytest.mark.parametrize(("copied", "rounds"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_results_in_fp8_are_those_of_the_parts(p, copied, rounds):
+    dtype = HALVES[-1]
+    sums, copy = (torch.float32, dtype) if copied else (dtype, None)
+    options = options_of(p, sums, copy)
+    first, last = (options.attention._replace(rounds=each) for each in (True, rounds))
+    options = options._replace(attention=first, output=last)
+    operand, residual = states(dtype, sums)
+    operand = operand.detach().clone().requires_grad_()
+    learned = parameters()
+    wanted = [operand, residual, *learned]
+    with nullcontext() if DEVICE == "cuda" else interpreter.rounding():
+        read = fp8_operand(operand)
+        torch.manual_seed(3)
+        out, second, rows = post_norm_layer(
+            Operand(operand, read.rows), residual, learned, in_fp8(learned), options
+        )
+        torch.manual_seed(3)
+        parts, left = parts_in_fp8(read, residual, learned, options)
+        found = gradients((out, second), wanted)
+        expected = gradients((parts, left.wide if copied and left else None), wanted)
+        with torch.no_grad():
+            torch.manual_seed(3)
+            without = post_norm_layer(
+                Operand(operand, read.rows), residual, learned, in_fp8(learned), options
+            )
+    assert torch.equal(out, parts) and torch.equal(out, without[0])
+    assert (rows is None) == (left is None) == (not rounds)
+    if rows is not None:
+        for other in (left.rows, without[2]):
+            assert torch.equal(rows.values.float(), other.values.float())
+            assert torch.equal(rows.scales, other.scales)
+    names = ["operand", "residual", *LayerParameters._fields]
+    for name, x, y in zip(names, found, expected, strict=True):
+        assert x.dtype == y.dtype, name
+        # Without a copy autograd adds the middle's two gradients in 16 bits, as the layer does not.
+        assert torch.equal(x, y) if copied else error(x, y) < 0.02 or name == "key_bias", name
+
+
+def test_products_in_fp8_are_coarser_than_those_in_16_bits():
+    dtype = HALVES[-1]
+    operand, residual = states(dtype, torch.float32)
+    learned, options = parameters(), options_of(0.0, torch.float32, dtype)
+    expected = layer(operand, residual, learned, weights_of(learned, dtype), options)[0]
+    with nullcontext() if DEVICE == "cuda" else interpreter.rounding():
+        read = Operand(operand, fp8_operand(operand).rows)
+        found = post_norm_layer(read, residual, learned, in_fp8(learned), options)[0]
+    assert torch.finfo(dtype).eps < error(found, expected) < 0.1

@@ -11,12 +11,13 @@ from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import fp8_products
-from sparton.models import bert_parts
+from sparton.models import bert_layers, bert_parts
 from sparton.models.bert_parts import FusedPart, Intermediate, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.models.fp8 import encoding_in_fp8, multiply_in_fp8
 from sparton.models.heads import SpartonHead
+from sparton.products import keeping_weights
 from sparton.types import TokenBatch
 from tests import interpreter
 from tests.models import fused_layers
@@ -68,15 +69,15 @@ def build(tokenizer, model=BertModel, config=BertConfig, *, fp8: bool = True, **
     return body
 
 
-def states(body: EncoderBody) -> Tensor:
+def states(body: EncoderBody, dtype: torch.dtype = BF16) -> Tensor:
     torch.manual_seed(1)  # of the dropout
-    with torch.autocast(DEVICE.type, BF16):
+    with torch.autocast(DEVICE.type, dtype):
         return body.hidden_states(TokenBatch.from_lists(TEXTS).to(DEVICE)).float()
 
 
-def results(body: EncoderBody) -> dict[str, Tensor]:
+def results(body: EncoderBody, dtype: torch.dtype = BF16) -> dict[str, Tensor]:
     body.zero_grad()
-    return fused_layers.results(body, states(body))
+    return fused_layers.results(body, states(body, dtype))
 
 
 def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[float]:
@@ -122,6 +123,37 @@ def test_gradients_are_near_those_of_16_bits(tokenizer, model, config, options):
             for rows in part.fp8(weights):
                 rows.scales.copy_(rows.scales * torch.linspace(0.5, 2, len(rows.scales)).to(DEVICE))
     assert max(distances(results(body), truth)) > 0.4, "negative control"
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"half_residual": True}, {"gradient_checkpointing": True}],
+    ids=["fp32 between layers", "half residual", "checkpointing"],
+)
+def test_a_layer_as_one_function_is_that_of_its_parts(tokenizer, monkeypatch, options):
+    """But for attention, which on a CPU is another one there, and what that rounds."""
+    calls, layer = [], bert_layers.post_norm_layer
+
+    def noted(operand, *others):
+        calls.append(operand.rows is not None)
+        return layer(operand, *others)  # which is left early where it is computed again
+
+    monkeypatch.setattr(bert_layers, "post_norm_layer", noted)
+    if not on_gpu:
+        monkeypatch.setattr(bert_layers, "has_short_kernel", lambda x, dtype, width: True)
+        monkeypatch.setattr(bert_layers, "may_follow", bert_parts.may_follow)
+    body, dtype = build(tokenizer, hidden_dropout_prob=0.1, **options), fused_layers.HALF
+    parts = results(body, dtype)
+    assert not calls
+    with keeping_weights(body):
+        whole = results(body, dtype)
+    assert calls == [True] * (4 if "gradient_checkpointing" in options else 2)
+    found = distances(whole, parts)
+    assert sum(found) / len(found) < 0.01
+    with keeping_weights(body):
+        other = results(build(tokenizer, hidden_dropout_prob=0.11, **options), dtype)
+    assert sum(distances(other, parts)) / len(found) > 0.1, "negative control"
 
 
 @pytest.mark.slow

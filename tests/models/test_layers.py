@@ -21,6 +21,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from sparton.kernels.post_norm_layer import Operand
 from sparton.models import bert_layers
 from sparton.models.bert_parts import Intermediate, LayerStates, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
@@ -70,8 +71,8 @@ def whole(kernels, monkeypatch) -> list[int]:
     calls: list[int] = []
     layer = bert_layers.post_norm_layer
 
-    def counted(operand: Tensor, *others: object) -> tuple:
-        calls.append(len(operand))
+    def counted(operand: Operand, *others: object) -> tuple:
+        calls.append(len(operand.wide))
         return layer(operand, *others)
 
     monkeypatch.setattr(bert_layers, "post_norm_layer", counted)
@@ -169,7 +170,7 @@ def test_encoding_writes_over_states_that_nobody_else_has(watched, tokenizer, wh
     """Those between two layers, unless a hook has them."""
     stayed, layer = [], bert_layers.post_norm_layer
 
-    def noted(operand: Tensor, residual: Tensor, *others: object) -> tuple:
+    def noted(operand: Operand, residual: Tensor, *others: object) -> tuple:
         before = residual.clone()
         result = layer(operand, residual, *others)
         stayed.append(torch.equal(residual, before))

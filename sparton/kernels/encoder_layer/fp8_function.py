@@ -18,7 +18,12 @@ from torch.autograd.function import once_differentiable
 from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Operand, Fp8Rows, empty_rows
-from sparton.kernels.encoder_layer.fp8_products import Fp8Weight, scaled_product
+from sparton.kernels.encoder_layer.fp8_products import (
+    FAST_BACKWARD,
+    FAST_FORWARD,
+    Fp8Weight,
+    scaled_product,
+)
 from sparton.kernels.encoder_layer.linear import weight_gradient
 from sparton.kernels.encoder_layer.operands import NormOptions
 from sparton.kernels.operator import gradient_follows
@@ -28,9 +33,6 @@ _gelu_backward = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_backwar
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _norm_backward = late("sparton.kernels.encoder_layer.normalization.norm_backward")
 _round_and_add = late("sparton.kernels.encoder_layer.fp8_rows.round_and_add_rows")
-
-# Gradients are small differences of many products: they are added up in fp32.
-FAST_FORWARD, FAST_BACKWARD = True, False
 
 
 class Layer(NamedTuple):

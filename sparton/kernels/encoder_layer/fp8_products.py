@@ -19,6 +19,9 @@ from sparton.kernels.encoder_layer.fp8_operands import (
     empty_rows,
 )
 
+# Gradients are small differences of many products: they are added up in fp32.
+FAST_FORWARD, FAST_BACKWARD = True, False
+
 _round_rows = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
 
 
