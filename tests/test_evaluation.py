@@ -10,6 +10,7 @@ import resource
 import runpy
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sparton.evaluation import (
     evaluate_bm25,
     evaluate_encoder,
     explain,
+    explain_match,
     load_retriever,
     mean_metrics,
     results_table,
@@ -156,6 +158,13 @@ def test_explain_decodes_a_text_into_weighted_terms(tokenizer):
     terms = explain(LexicalEncoder(), tokenizer, "dog crimson dog", side="document")
     assert terms == [("crimson", 1.0), ("dog", 1.0), ("red", 0.5)]
     assert explain(LexicalEncoder(), tokenizer, "red", side="query", k=1) == [("red", 1.0)]
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5])
+def test_explanations_of_no_terms_are_refused(k, tokenizer):
+    for asked in (explain, partial(explain_match, document="red")):
+        with pytest.raises(ValueError, match=f"k={k} must be a whole number of at least 1"):
+            asked(LexicalEncoder(), tokenizer, "red", k=k)
 
 
 @pytest.fixture

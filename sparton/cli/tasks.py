@@ -32,12 +32,18 @@ def task_builders(cfg: DictConfig, split: str) -> TaskBuilders:
 
     Raises:
         MissingMandatoryValue: a setting of the evaluation has no value.
+        ValueError: two tasks whose results would be one file.
     """
+    from sparton.evaluation.results import check_task_names  # imports PyTorch
+
     refuse_missing(cfg)
     tasks = cfg.evaluation.get(split) or {}
     if "_target_" in tasks:
-        return instantiate(tasks)
-    return {name: partial(instantiate, task) for name, task in tasks.items()}
+        builders = instantiate(tasks)
+    else:
+        builders = {name: partial(instantiate, task) for name, task in tasks.items()}
+    check_task_names(builders)
+    return builders
 
 
 def build_first(

@@ -10,6 +10,7 @@ from sparton.evaluation.models import (
 )
 from sparton.evaluation.results import (
     TaskResult,
+    check_task_names,
     flat_metrics,
     mean_metrics,
     results_table,
@@ -36,6 +37,7 @@ __all__ = [
     "check_index",
     "check_model",
     "check_pooling",
+    "check_task_names",
     "choose_device",
     "evaluate_bm25",
     "evaluate_encoder",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.arguments import refuse_uncounted
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.retrieval.encoding import encode_texts, evaluating
 from sparton.types import Side
@@ -41,10 +42,9 @@ def explain(
     equal weights the first term of the vocabulary. Terms without a weight are not among them.
 
     Raises:
-        ValueError: an encoder without sparse vectors, or k below 1.
+        ValueError: an encoder without sparse vectors, or k that is no whole number from 1 on.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}, must be at least 1")
+    refuse_uncounted(1, k=k)
     vector = encode_texts(encoder, tokenizer, [text], side, kinds={"sparse"}).sparse
     assert isinstance(vector, SparseVectors)
     heaviest = vector.values.argsort(descending=True, stable=True)[:k]
@@ -62,8 +62,10 @@ def explain_match(
     token that takes part. By sparse vectors the ``k`` terms with the largest products of weights.
 
     Raises:
-        ValueError: an encoder whose token vectors are not those of its tokens.
+        ValueError: an encoder whose token vectors are not those of its tokens, or k that is no
+            whole number from 1 on.
     """
+    refuse_uncounted(1, k=k)
     if "tokens" in encoder.kinds:
         return _token_matches(encoder, tokenizer, query, document)
     asked = encode_texts(encoder, tokenizer, [query], "query").sparse

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,10 +197,28 @@ def task_figures(result: TaskResult) -> dict[str, Any]:
     if recall := result.exact_recall:
         figures["exact_recall"] = recall._asdict()
     return figures | {
-        "run": _file(result, "trec"),
-        "by_query": _file(result, "metrics.json"),
+        "run": _file(result.name, "trec"),
+        "by_query": _file(result.name, "metrics.json"),
         "queries": len(result.run.query_ids),
     }
+
+
+def check_task_names(tasks: Iterable[str]) -> None:
+    """Refuse names of tasks that :func:`write_task_run` has one file for. Some file systems do not
+    tell large letters from small ones.
+
+    Raises:
+        ValueError: names two of them and the file.
+    """
+    owners: dict[str, str] = {}
+    for task in tasks:
+        file = _file(task, "trec")
+        if file.lower() in owners:
+            raise ValueError(
+                f"the tasks {owners[file.lower()]} and {task} would both be written to {file}: "
+                "give one of them another name"
+            )
+        owners[file.lower()] = task
 
 
 def write_task_run(result: TaskResult, folder: Path | str) -> None:
@@ -211,11 +229,11 @@ def write_task_run(result: TaskResult, folder: Path | str) -> None:
     Raises:
         OSError: as for :func:`write_results`.
     """
-    with replacing(Path(folder) / _file(result, "trec")) as fresh:
+    with replacing(Path(folder) / _file(result.name, "trec")) as fresh:
         write_run(result.run, fresh)
     values = {metric: list(each.values()) for metric, each in result.by_query.items()}
     queries = list(next(iter(result.by_query.values())))
-    with replacing(Path(folder) / _file(result, "metrics.json")) as fresh:
+    with replacing(Path(folder) / _file(result.name, "metrics.json")) as fresh:
         fresh.write_text(json.dumps({"queries": queries, "metrics": values}), encoding="utf-8")
 
 
@@ -314,6 +332,6 @@ def _label(metric: str) -> str:
     return metric.upper().replace("RECALL", "R")
 
 
-def _file(result: TaskResult, ending: str) -> str:
-    name = re.sub(r"[^\w.-]+", "-", result.name)
+def _file(task: str, ending: str) -> str:
+    name = re.sub(r"[^\w.-]+", "-", task)
     return f"runs/{name}.{ending}"

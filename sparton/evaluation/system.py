@@ -1,7 +1,7 @@
 """What encodes, on one task: documents and queries become representations, which are indexed,
 searched and measured.
 
-N documents, Q queries, K results per query.
+N documents, Q queries, K results per query, M excluded documents of a query.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,18 +91,17 @@ def retrieve(
     index = build(stored, device, rerank_depth=rerank_depth)
     clock.stop("index")
     barred = excluded_rows(task)
-    own = own_rows(task) if task.exclude_self else None
     if timed_queries:
-        index.search(asked.slice(0, min(WARM_UP_QUERIES, len(texts))), k + barred.shape[1])
+        index.search(asked.slice(0, min(WARM_UP_QUERIES, len(texts))), k)
         clock.restart()
-    found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
-    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
+    found = index.search(asked, k, exclude=barred, progress=progress)
+    run = Run(task.queries.ids, task.documents.ids, found.rows, found.scores)
     clock.stop("search")
     run = run.ties_by_id()
     recall = None
     if not index.exact:
         recall = recall_of_exact(
-            found, asked, stored, device, k=k, rerank_depth=rerank_depth, exclude=own
+            found, asked, stored, device, k=k, rerank_depth=rerank_depth, exclude=barred
         )
     seconds, speed = clock.seconds, None
     if timed_queries:
@@ -143,33 +142,21 @@ def help_encoding(task: RetrievalTask, system: System, crew: Crew) -> TaskResult
     return found
 
 
-def own_rows(task: RetrievalTask) -> Rows:
-    """Row of the document that has a query's id, or -1; int64 ``[Q]``."""
+def excluded_rows(task: RetrievalTask) -> Rows | None:
+    """Rows of the documents that are left out of each query's ranking, int64 ``[Q, M]``, M the most
+    of a query; -1 fills up, and stands for documents that the collection lacks. None where the task
+    leaves out nothing."""
+    if not (task.excluded or task.exclude_self):
+        return None
     row_of = {name: row for row, name in enumerate(task.documents.ids)}
-    return np.array([row_of.get(name, -1) for name in task.queries.ids], np.int64)
-
-
-def excluded_rows(task: RetrievalTask) -> Rows:
-    """Rows of the documents that the task excludes, int64 ``[Q, M]``, M the most of a query; -1
-    fills up."""
-    row_of = {name: row for row, name in enumerate(task.documents.ids)} if task.excluded else {}
-    lists = [[row_of[name] for name in task.excluded.get(query, ())] for query in task.queries.ids]
+    lists = []
+    for query in task.queries.ids:
+        names = [*task.excluded.get(query, ()), *([query] if task.exclude_self else [])]
+        lists.append([row_of.get(name, -1) for name in names])
     rows = np.full((len(lists), max(map(len, lists), default=0)), -1, np.int64)
-    for query, own in enumerate(lists):
-        rows[query, : len(own)] = own
+    for row, own in zip(rows, lists, strict=True):
+        row[: len(own)] = own
     return rows
-
-
-def without(found: Found, excluded: Rows, k: int) -> tuple[Rows, NDArray[np.float32]]:
-    """Rows and scores ``[Q, k]`` of the best results that are not among ``excluded [Q, M]``, of
-    rankings that are k + M deep."""
-    scores, rows = found
-    if not excluded.shape[1]:
-        return rows, scores
-    barred = np.array([np.isin(own, out) for own, out in zip(rows, excluded, strict=True)])
-    rows, scores = np.where(barred, -1, rows), np.where(barred, np.float32(0), scores)
-    order = np.argsort(rows < 0, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
 class _Clock:

@@ -7,7 +7,13 @@ from typing import Any
 from rich.console import Console
 
 from sparton.datasets.collection import read_before
-from sparton.evaluation.results import TaskResult, results_table, write_results, write_task_run
+from sparton.evaluation.results import (
+    TaskResult,
+    check_task_names,
+    results_table,
+    write_results,
+    write_task_run,
+)
 from sparton.types import RetrievalTask
 
 _WIDE = 120  # columns at least: narrower terminals wrap lines, and no figure is cut off
@@ -27,7 +33,11 @@ def run_tests(
     After each task ``results.json`` and the runs in ``folder`` hold what was found so far. The
     tasks were built before, to check them, and several are built again one at a time. A ``quiet``
     process writes and shows nothing: another does.
+
+    Raises:
+        ValueError: two tasks would be written to one file.
     """
+    check_task_names(tasks)
     results: list[TaskResult] = []
     for name, build in tasks.items():
         with read_before():

@@ -29,7 +29,17 @@ def int32_boundaries(name: str, cu_seqlens: Tensor) -> Tensor:
     Batches of more tokens are refused by :func:`check_rows`."""
     check_boundaries(name, cu_seqlens)
     # To ask a tensor for what it is costs the host time.
-    return cu_seqlens if cu_seqlens.dtype == torch.int32 else cu_seqlens.to(torch.int32)
+    if cu_seqlens.dtype == torch.int32:
+        return cu_seqlens
+    if not cu_seqlens.is_cuda:  # where the host reads them; a GPU would have one more launch
+        cu_seqlens = within_int32(cu_seqlens)
+    return cu_seqlens.to(torch.int32)
+
+
+def within_int32(numbers: Tensor) -> Tensor:
+    """Integers that are to be int32: those that it cannot hold become its largest or its smallest
+    number, which no check lets pass, where a cast leaves the lower bits."""
+    return numbers if numbers.dtype == torch.int32 else numbers.clamp(-(2**31), 2**31 - 1)
 
 
 def check_rows(name: str, rows: int) -> None:

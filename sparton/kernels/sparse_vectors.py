@@ -18,7 +18,8 @@ class SparseVectors(NamedTuple):
     """The active entries, those other than zero, of N vectors, one vector after the other.
 
     Attributes:
-        values: fp32 ``[P]``; what gradients follow, unless there is ``own``.
+        values: fp32 ``[P]``, or float64 of a matrix in it; what gradients follow, unless there is
+            ``own``.
         terms: int32 ``[P]``, ascending and unique within a vector.
         cu_seqlens: int64 ``[N + 1]``, vector n owns the entries
             ``cu_seqlens[n] : cu_seqlens[n + 1]``.
@@ -48,8 +49,8 @@ class SparseVectors(NamedTuple):
 
     @classmethod
     def from_dense(cls, matrix: Tensor) -> "SparseVectors":
-        """The active entries, NaN among them, of ``matrix [N, V]``, without its graph. The host
-        waits for their number."""
+        """The active entries, NaN among them, of ``matrix [N, V]`` of any dtype, without its graph.
+        The host waits for their number."""
         rows = max(_ENTRIES_AT_ONCE // max(matrix.shape[1], 1), 1)
         return cls.concatenate([_active_entries(part) for part in matrix.detach().split(rows)])
 
@@ -166,13 +167,9 @@ def mean_flops(queries: SparseVectors, documents: SparseVectors) -> float:
     return float(torch.dot(*shares))
 
 
-def used_terms(rows: Tensor | SparseVectors, above: float = 0.0) -> Tensor:
-    """Which terms are above a bound, 0 or more, in some vector of ``rows [N, V]``; bool ``[V]``."""
-    if isinstance(rows, Tensor):
-        return (rows > above).any(0)
-    if above:
-        rows = rows._replace(terms=rows.terms[rows.values > above])
-    return term_counts(rows) > 0
+def used_terms(rows: Tensor | SparseVectors) -> Tensor:
+    """Which terms are active, other than zero, in some vector of ``rows [N, V]``; bool ``[V]``."""
+    return (rows != 0).any(0) if isinstance(rows, Tensor) else term_counts(rows) > 0
 
 
 def _active_entries(matrix: Tensor) -> SparseVectors:
@@ -180,4 +177,5 @@ def _active_entries(matrix: Tensor) -> SparseVectors:
     active = flat != 0
     cu_seqlens = cu_seqlens_of(active.view(matrix.shape).sum(1))
     places = active.nonzero().squeeze(1)
-    return SparseVectors(flat[places], (places % max(width, 1)).int(), cu_seqlens, width)
+    values = flat[places].to(torch.promote_types(flat.dtype, torch.float32))
+    return SparseVectors(values, (places % max(width, 1)).int(), cu_seqlens, width)

@@ -13,10 +13,10 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 import triton
@@ -86,10 +86,11 @@ def regime_of(
 
 
 @functools.cache
-def tuned_configs() -> dict[Regime, Winner]:
+def tuned_configs() -> dict[Regime, Any]:
     """Winners of searches (see tuning.py) that replace default configurations: those of this
-    process and, if the environment has SPARTON_TUNED=1, those of earlier ones. Who launches looks
-    whether there are any before a regime is made."""
+    process and, if the environment has SPARTON_TUNED=1, those of earlier ones; what :func:`tuned`
+    has made of them, once it was asked. Who launches looks whether there are any before a regime is
+    made."""
     return read_winners() if os.environ.get("SPARTON_TUNED") == "1" else {}
 
 
@@ -98,12 +99,29 @@ def use_tuned_configs() -> None:
     tuned_configs().update(read_winners())
 
 
-def tuned(kinds: Iterable[type[Any]], regime: Regime) -> Any | None:
-    """The winner of a regime, made by one of the classes ``kinds``; None where there is none."""
-    found = tuned_configs().get(regime)
-    if found is None:
+def tuned(kinds: tuple[type[Any], ...], regime: Regime) -> Any | None:
+    """The winner of a regime, made by one of the classes ``kinds``; None where there is none. One
+    whose settings are not those of its class counts as none, with a warning that names the file."""
+    winners = tuned_configs()
+    found = winners.get(regime)
+    if isinstance(found, Winner):  # not asked for before
+        kind = next((kind for kind in kinds if kind.__name__ == found.kind), None)
+        if kind is None:
+            return None
+        found = winners[regime] = _made(kind, found.settings)
+    return found if isinstance(found, kinds) else None
+
+
+def _made(kind: type[Any], settings: dict[str, Any]) -> Any | None:
+    try:
+        config = kind(**settings)
+        for (name, expected), value in zip(get_type_hints(kind).items(), config, strict=True):
+            if not isinstance(value, expected):
+                raise TypeError(f"{name} is {value!r}")
+    except TypeError as error:
+        _warn(cache_file(), f"the settings of a record are no {kind.__name__} ({error})")
         return None
-    return next((kind(**found.settings) for kind in kinds if kind.__name__ == found.kind), None)
+    return config
 
 
 def cache_file() -> Path:

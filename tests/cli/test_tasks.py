@@ -84,6 +84,12 @@ def test_an_evaluation_of_nothing_says_what_to_set(evaluation, message):
     assert isinstance(caught.value, MissingMandatoryValue) == ("no value" in message)
 
 
+def test_tasks_of_one_file_are_refused_before_they_are_built():
+    cfg = composed("evaluation=none", "+evaluation.test={nq/dev: {}, nq-dev: {}}")
+    with pytest.raises(ValueError, match=r"nq/dev and nq-dev would both be written to runs/nq-dev\.trec"):
+        task_builders(cfg, "test")
+
+
 def test_a_training_holds_a_share_out_where_its_evaluation_has_no_dev_split(folders):
     a, b = folders
     for path in folders:

@@ -150,7 +150,7 @@ def test_terms_in_words(pairs, name, k):
             silent += not found
     assert silent == (name == "static queries"), "the empty query"
     for wrong in (0, -1):
-        with pytest.raises(ValueError, match=f"k is {wrong}, must be at least 1"):
+        with pytest.raises(ValueError, match=f"k={wrong} must be a whole number of at least 1"):
             explain(encoder, tokenizer, "fox", k=wrong)
 
 

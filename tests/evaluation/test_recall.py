@@ -40,7 +40,7 @@ def dense(number: int, seed: int) -> Representations:
 
 def test_shares_of_what_exact_search_finds():
     documents, queries = dense(300, 0), dense(250, 1)
-    exclude = np.arange(250)
+    exclude = np.arange(250)[:, None]
     exact = exact_index(documents)
 
     def recall(index: Index, k: int, left_out=exclude) -> ExactRecall:

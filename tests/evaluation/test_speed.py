@@ -2,16 +2,18 @@
 
 import time
 
-import numpy as np
 import pytest
+import torch
 
 from sparton.datasets.lengths import CutCounter
 from sparton.evaluation import evaluate_bm25, evaluate_encoder, speed
 from sparton.evaluation.speed import time_queries
-from sparton.evaluation.system import without
+from sparton.evaluation.system import System, retrieve
+from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.exact import exact_index
 from sparton.retrieval.indexes.protocols import Found, Index
-from sparton.types import TextForm
+from sparton.types import RetrievalTask, TextCollection, TextForm
 from tests.evaluation.problems import (
     LexicalEncoder,
     VectorEncoder,
@@ -95,7 +97,7 @@ def test_how_many_queries_are_timed_is_no_negative_number():
 
 
 def test_excluded_documents_leave_room_for_others():
-    task = make_task()._replace(excluded={"q0": {"d0", "own"}, "q1": {"d3"}})
+    task = make_task()._replace(excluded={"q0": {"d0", "own"}, "q1": {"d3", "elsewhere"}})
     tokenizer = packed_words()
     options = {"k": 1, "metrics": ["mrr@1"], "progress": False}
     full = evaluate_encoder(LexicalEncoder(), tokenizer, make_task(), **options)
@@ -108,12 +110,33 @@ def test_excluded_documents_leave_room_for_others():
     assert rankings(both) == {"q0": ["d1"], "q1": ["d2"], "own": ["d1"]}
 
 
-def test_slots_that_nothing_fills_stay_last():
-    found = Found(np.array([[3, 2, 1, 0]], np.float32), np.array([[5, 6, 7, -1]], np.int64))
-    rows, scores = without(found, np.array([[5, -1]]), 2)
-    assert (rows.tolist(), scores.tolist()) == ([[6, 7]], [[2, 1]])
-    rows, scores = without(found, np.array([[5, 7]]), 2)
-    assert (rows.tolist(), scores.tolist()) == ([[6, -1]], [[2, 0]])
+@pytest.mark.parametrize("kind", ["tokens", "dense"])
+def test_excluded_documents_are_no_candidates(kind):
+    """Two queries, of which all prefer the first documents; one must do without the best 12."""
+    weights, angles = torch.linspace(2, 1, 30)[:, None], torch.linspace(0.1, 1.2, 30)
+    vectors = torch.stack((angles.cos(), angles.sin()), 1)
+
+    def represented(weights: torch.Tensor, vectors: torch.Tensor) -> Representations:
+        halves = {"sparse": SparseVectors.from_dense(weights), kind: TokenVectors.of_texts(vectors)}
+        return Representations(**halves)
+
+    system = System(
+        lambda texts, _: represented(weights, vectors),
+        lambda texts, _: represented(torch.ones(2, 1), torch.tensor([[1.0, 0.0]] * 2)),
+    )
+    names = [f"d{row}" for row in range(30)]
+    task = RetrievalTask(
+        "toy",
+        TextCollection(names, ["x"] * 30),
+        TextCollection(["q", "other"], ["x"] * 2),
+        {"q": {"d12": 1}, "other": {"d0": 1}},
+        excluded={"q": [*names[:12], "elsewhere"]},
+    )
+    found = retrieve(
+        task, system, ["mrr@10"], 1000, search="any", timed_queries=0, device="cpu", rerank_depth=10
+    )
+    assert rankings(found) == {"q": names[12:22], "other": names[:10]}
+    assert found.metrics == {"mrr@10": 1.0}
 
 
 def test_the_form_of_a_task_cuts_and_prompts_its_texts():

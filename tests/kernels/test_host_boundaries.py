@@ -55,6 +55,15 @@ def test_boundaries_that_do_not_ascend_to_the_end(name, bounds, words):
         FUNCTIONS[name](torch.tensor(bounds, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "bounds", [[0, 3, 4, T + 2**32], [-(2**32), 3, 4, T], [0, 4 - 2**32, 4, T]]
+)
+def test_boundaries_beyond_int32_are_not_cut_to_others(name, bounds):
+    with pytest.raises(ValueError, match=r"it goes from|must ascend"):
+        FUNCTIONS[name](torch.tensor(bounds))
+
+
 def test_sequences_may_be_empty():
     assert read_boundaries("x", torch.tensor([0]), 0) == [0]
     assert read_boundaries("x", torch.tensor([0, 0, 3, 3]), 3) == [0, 0, 3, 3]

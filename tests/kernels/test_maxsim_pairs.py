@@ -289,6 +289,18 @@ def test_numbers_that_there_are_not(wrong, packed, device_assertions):
         paths.maxsim_forward_cuda(operands, normalize=False, argmax=False)
 
 
+@pytest.mark.parametrize("wrong", [(2**32, 0), (-(2**32), 0), (0, 2**32 + 1)])
+def test_numbers_beyond_int32_are_not_cut_to_others(wrong, packed, device_assertions):
+    leaves, bounds, masks = packed
+    pairs = torch.tensor([(2, 1), wrong])
+    with pytest.raises(ValueError, match=r"4 queries .* 8 documents, from 0 on; pair 1 is"):
+        maxsim_varlen(*leaves, *bounds, *masks, pairing=pairs)
+    side = "query" if wrong[0] else "document"
+    operands = packed_operands(*leaves, *bounds, *masks, pairs)
+    with pytest.raises(InterpreterError, match=f"pairs name a {side} that there is not"):
+        paths.maxsim_forward_cuda(operands, normalize=False, argmax=False)
+
+
 def test_lists_that_do_not_fit(packed, device):
     leaves, bounds, masks = packed
     for pairs, message in (

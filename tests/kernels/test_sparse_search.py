@@ -23,6 +23,7 @@ from sparton.kernels.sparse_search import (
     Postings,
     function,
     invert,
+    kernels,
     loops,
     search_postings,
     threads,
@@ -58,8 +59,8 @@ def nothing(queries: SparseVectors) -> Tensor:
 def best_of(scores: np.ndarray, k: int, excluded: Tensor) -> Results:
     """What is documented, of all scores ``[Q, N]``, by sorting them."""
     scores = scores.copy()
-    some = np.flatnonzero(excluded.numpy() >= 0)
-    scores[some, excluded.numpy()[some]] = 0
+    for own, left_out in zip(scores, excluded.numpy(), strict=True):
+        own[left_out[left_out >= 0]] = 0
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     best = np.take_along_axis(scores, order, axis=1)
     pad = ((0, 0), (0, k - order.shape[1]))
@@ -100,17 +101,18 @@ def search_with_triton(
     cuts=st.lists(st.integers(0, 400), max_size=3),
     block=st.sampled_from([None, 64, 128]),
     k=st.sampled_from([1, 2, 10, 399, 500]),
+    several=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 2**16),
 )
 def test_finds_what_products_of_scipy_do(
-    num_documents, num_queries, width, density, cuts, block, k, seed
+    num_documents, num_queries, width, density, cuts, block, k, several, seed
 ):
     documents = random_vectors(num_documents, width, density, seed, integers=True)
     queries = random_vectors(num_queries, width, density, seed + 1, integers=True)
     bounds = sorted(min(cut, num_documents) for cut in [0, *cuts, num_documents])
     parts = [documents.slice(a, b) for a, b in pairwise(bounds)]
     excluded = torch.from_numpy(
-        np.random.default_rng(seed).integers(-1, max(num_documents, 1), num_queries)
+        np.random.default_rng(seed).integers(-1, max(num_documents, 1), (num_queries, several))
     )
     scores = (matrix_of(queries) @ matrix_of(documents).T).toarray()
     if not num_documents:
@@ -139,13 +141,28 @@ def test_bits_are_those_of_sums_in_ascending_order_on_every_device(block, k, dev
 def test_triton_orders_ties_and_reads_several_chunks(device, monkeypatch):
     documents = random_vectors(2500, 8, 0.9, 2, integers=True)
     queries = random_vectors(2, 8, 1.0, 3, integers=True)
-    excluded = torch.tensor([0, -1])
+    excluded = torch.tensor([[0, 2047, 2048], [-1, 2499, -1]])
     scores = (matrix_of(queries) @ matrix_of(documents).T).toarray()
     postings = invert([documents], block=2048)
     assert postings.starts.diff().max() > 1024, "more postings than a chunk has"
     for k in (1, 50, 3000):
         found = search_with_triton(monkeypatch, device, postings, queries, k, excluded)
         assert_same(found, best_of(scores, k, excluded))
+
+
+def test_programs_lie_along_one_axis(device, monkeypatch):
+    """The others end at 65,535, which a collection may have more blocks than."""
+    grids: list[tuple[int, ...]] = []
+    launch = kernels.Launch
+    monkeypatch.setattr(
+        kernels, "Launch", lambda kernel, grid, *sizes, **constants: (
+            grids.append(grid), launch(kernel, grid, *sizes, **constants)
+        )[1],
+    )  # fmt: skip
+    documents, queries = random_vectors(150, 12, 0.5, 4), random_vectors(3, 12, 0.5, 5)
+    postings = invert([documents], block=64)
+    search_with_triton(monkeypatch, device, postings, queries, 40, nothing(queries))
+    assert grids == [(3 * 3,), (3 * 1,)]
 
 
 def test_queries_are_searched_in_parts_that_fit(device, monkeypatch):

@@ -63,14 +63,22 @@ def test_the_dense_form_passes_gradients_to_the_active_entries():
     assert torch.equal(vectors.values.grad, gradient[dense > 0])
 
 
-@pytest.mark.parametrize("above", [0.0, 0.7])
-def test_used_terms_are_the_same_of_either_form(above):
+def test_used_terms_are_the_same_of_either_form():
     dense = random_rows(9, 40, 0.05)
     dense[4, 7:] = 0
-    used = used_terms(dense, above)
-    assert 0 < used.sum() < 40
-    assert torch.equal(used_terms(SparseVectors.from_dense(dense), above), used)
+    dense[4, 3], dense[5, 39] = -1, torch.nan
+    dense[:, 4] = 0
+    used = used_terms(dense)
+    assert used[[3, 39]].all() and not used[4] and 0 < used.sum() < 40
+    assert torch.equal(used_terms(SparseVectors.from_dense(dense)), used)
     assert not used_terms(SparseVectors.from_dense(torch.zeros(2, 3))).any()
+
+
+def test_values_are_at_least_fp32():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        values = SparseVectors.from_dense(torch.tensor([[0, 1.5]], dtype=dtype)).values
+        wanted = torch.float64 if dtype == torch.float64 else torch.float32
+        assert values.dtype == wanted and values.item() == 1.5
 
 
 def test_mean_flops_is_the_mean_number_of_shared_terms():

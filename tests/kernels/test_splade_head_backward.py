@@ -253,6 +253,15 @@ def test_bias_gradient_comes_in_its_dtype(dtype, device):
     assert error(dbias, truth(case)[2]) < torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_representations_that_are_nan_have_no_gradient(activation, device):
+    case = make_case(LENGTHS, 37, 24, device)
+    case.reps[2, 5:9] = case.reps[4] = float("nan")
+    case.argmax[case.reps.isnan()] = -1
+    expected = truth(case._replace(reps=case.reps.nan_to_num(nan=0.0)), activation)
+    assert_close(run(case, activation=activation), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", ["transposed", "expanded", "half"])
 def test_any_upstream_gradient(stride, device):

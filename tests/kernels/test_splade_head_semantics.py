@@ -5,6 +5,7 @@ N sequences, T packed tokens, V vocabulary. The weight is the identity: hidden s
 
 from math import e, log, log1p
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -98,3 +99,14 @@ def test_the_largest_by_hand(pooling, activation, device):
     assert found.indices.tolist() == [[4, 0, 3], [0, 1, 2], [2, 4, 0]]
     right = expected(pooling, activation)[0].gather(1, found.indices.cpu())
     torch.testing.assert_close(found.values.cpu(), right, rtol=1e-6, atol=1e-6)
+
+
+@variants
+@pytest.mark.parametrize("bias", [float("nan"), float("inf"), float("-inf")])
+def test_an_empty_sequence_gives_zeros_whatever_the_bias(bias, pooling, activation, device):
+    operands = problem(device)._replace(bias=torch.full((5,), bias, device=device))
+    launch = launch_max if pooling == "max" else launch_sum
+    with np.errstate(invalid="ignore"):  # of the interpreter
+        kernels = launch(operands, torch.ones(3, 5, device=device), activation)[0]
+    public = splade_head(*operands, pooling=pooling, activation=activation)
+    assert kernels[1].tolist() == public[1].tolist() == NOTHING

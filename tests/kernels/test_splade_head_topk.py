@@ -92,6 +92,15 @@ def test_has_no_gradient(device):
     assert not splade_head_topk(*problem, 7).values.requires_grad
 
 
+def test_a_bias_of_another_length_is_refused_whatever_the_slices(device, monkeypatch):
+    hidden, weight, _, cu_seqlens = make_problem([3], 256, 8, device)
+    for budget in (1, topk.REPS_AT_ONCE):
+        monkeypatch.setattr(topk, "REPS_AT_ONCE", budget)
+        for length in (255, 300):
+            with pytest.raises(ValueError, match=rf"bias must be \[V\] = \[256\].*\({length},\)"):
+                splade_head_topk(hidden, weight, torch.zeros(length, device=device), cu_seqlens, 2)
+
+
 @pytest.mark.parametrize("k", [0, 10, -1, 2.5])
 def test_k_is_checked(k, device):
     with pytest.raises(ValueError, match=rf"from 1 to the V = 9 vocabulary entries, got {k}"):

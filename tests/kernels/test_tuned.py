@@ -87,6 +87,28 @@ def test_a_damaged_record_takes_no_other_with_it(device, caplog):
     assert len(caplog.records) == 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+        ({"block_v": 16}, "missing 5 required positional arguments"),
+        (GOOD._asdict() | {"block_v": "x"}, "block_v is 'x'"),
+        (GOOD._asdict() | {"block_t": None}, "block_t is None"),
+    ],
+)
+def test_settings_of_another_class_are_named_and_count_as_none(settings, reason, device, caplog):
+    write_winner(regime_at(device), GOOD, 3.0)
+    assert tuned.tuned((PortableConfig,), regime_at(device)) == GOOD
+    path = cache_file()
+    (record,) = json.loads(path.read_text())["winners"]
+    path.write_text(json.dumps({"winners": [record | {"settings": settings}]}))
+    tuned.use_tuned_configs()
+    for _ in range(2):
+        assert tuned.tuned((PortableConfig,), regime_at(device)) is None
+    (message,) = caplog.messages
+    assert str(path) in message and reason in message and "no PortableConfig" in message
+
+
 def test_searches_at_the_same_time_lose_nothing(device):
     regimes = [regime_at(device)._replace(width=width) for width in range(1, 33)]
     with ThreadPoolExecutor(8) as pool:

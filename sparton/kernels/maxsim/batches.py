@@ -6,7 +6,12 @@ Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import check_longest, check_rows, int32_boundaries
+from sparton.kernels.boundaries import (
+    check_longest,
+    check_rows,
+    int32_boundaries,
+    within_int32,
+)
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
@@ -24,6 +29,7 @@ def listed_pairs(pairs: Tensor) -> Tensor:
             "pairs must be int32 or int64 [P, 2], the numbers of a query and of a document in each "
             f"row, got {pairs.dtype} {tuple(pairs.shape)}"
         )
+    pairs = within_int32(pairs)
     # One copy makes it both, where it is neither.
     return pairs.to(torch.int32, memory_format=torch.contiguous_format).contiguous()
 

@@ -96,7 +96,8 @@ def _by_vocabulary_kernel(
         grad = load_gradient(grad_ptrs, columns_ptr, offs_v[None, :], summed, stride_gv, active)
         token = tl.load(argmax_ptr + offs, active & LISTS, 0)
         entries, g = pack(token, grad, reps, ACTIVATION)
-        total += g
+        # A representation that is NaN is not active, and its gradient is none.
+        total += tl.where(active, g, 0.0)
         if LISTS:
             ones = active.to(tl.int32)
             slots = count[None, :] + tl.cumsum(ones, 0) - 1

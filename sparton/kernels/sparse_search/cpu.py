@@ -1,6 +1,6 @@
 """The best documents for some queries on a CPU, in several threads.
 
-Q queries, K results.
+Q queries, K results, M excluded documents of a query.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def best_keys_cpu(postings: Postings, queries: SparseVectors, k: int, excluded: 
 
     Args:
         postings, queries: with one document and one query or more.
-        excluded: int64 ``[Q]``, a document that is no result; -1 for none.
+        excluded: int64 ``[Q, M]``, documents that are no result; -1 for none.
 
     Returns:
         int64 ``[Q, <= k]``, keys of the best documents, best first.

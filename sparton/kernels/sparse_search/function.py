@@ -1,6 +1,6 @@
 """The best documents for sparse queries, by the postings of the documents' terms.
 
-Q queries, N documents, V terms, K results.
+Q queries, N documents, V terms, K results, M excluded documents of a query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,8 @@ def search_postings(
         postings: on the device that searches.
         queries: on the host, over the terms of the documents.
         k: K, at least 1 if there are documents.
-        excluded: int64 ``[Q]`` on the host, a document that is no result; -1 for none.
+        excluded: int64 ``[Q]`` or ``[Q, M]`` on the host, documents that are no result; -1 for
+            none.
 
     Returns:
         scores fp32 and numbers of documents int64, ``[Q, K]`` each, on the host; 0 and -1 where
@@ -47,7 +48,7 @@ def search_postings(
     rows = np.full((queries.num_vectors, k), -1, np.int64)
     if postings.num_documents and queries.num_vectors:
         search = _search_gpu if postings.places.is_cuda else _search_cpu
-        first = 0
+        first, excluded = 0, excluded.view(queries.num_vectors, -1)
         for keys in search(postings, queries, k, excluded):
             # Many are read where they are: a host may be slower at it.
             found, numbers = from_keys(keys.cpu() if keys.numel() <= FEW_KEYS else keys)
@@ -85,7 +86,7 @@ def _search_gpu(
         last = min(first + at_once, queries.num_vectors)
         asked = queries.slice(first, last)
         left_out, bounds, terms, values = in_one_copy(
-            (excluded[first:last], asked.cu_seqlens, asked.terms, asked.values), device
+            (excluded[first:last].flatten(), asked.cu_seqlens, asked.terms, asked.values), device
         )
         asked = SparseVectors(values, terms, bounds, asked.width)
         yield best_keys_gpu(postings, asked, k, left_out, scores)

@@ -1,6 +1,7 @@
 """Scores of all documents by their postings, and the documents that may be the best, on a GPU.
 
-Q queries, N documents in blocks of B and groups of G, V terms, P postings, K results.
+Q queries, N documents in blocks of B and groups of G, V terms, P postings, K results, M excluded
+documents of a query.
 
 A program owns the scores of one query and one block, 16 KiB that stay near its multiprocessor. It
 adds up term after term, each in the order of a CPU, with products that are rounded before they are
@@ -33,14 +34,16 @@ def _sort_keys(scores, numbers):
     return ((scores.to(tl.int32, bitcast=True).to(tl.int64) + 1) << 32) - 1 - numbers
 
 
-@triton.jit
+# Programs lie along one axis: the others end at 65,535, and a collection may have more blocks.
+@triton.jit(do_not_specialize=["num_queries", "num_excluded"])
 def _score_kernel(
     places_ptr, weights_ptr, starts_ptr, terms_ptr, values_ptr, bounds_ptr, excluded_ptr,
-    scores_ptr, maxima_ptr, width, num_scores,
+    scores_ptr, maxima_ptr, num_queries, num_excluded, width, num_scores,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Add up the scores of a query and a block, and make keys of each group's best and number."""
-    pid_q, pid_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    pid = tl.program_id(0)
+    pid_q, pid_b = (pid % num_queries).to(tl.int64), (pid // num_queries).to(tl.int64)
     own_ptr = scores_ptr + pid_q * num_scores + pid_b * BLOCK
     # Not of the shape of postings: these would be laid out like whole vectors of scores, too.
     offs_g = tl.arange(0, CHUNK // GROUP)
@@ -64,8 +67,9 @@ def _score_kernel(
             )
             tl.store(own, tl.load(own, inside, other=0.0) + product, inside)
         tl.debug_barrier()
-    excluded = tl.load(excluded_ptr + pid_q) - pid_b * BLOCK
-    tl.store(own_ptr + excluded, 0.0, (excluded >= 0) & (excluded < BLOCK))
+    for each in range(num_excluded):
+        excluded = tl.load(excluded_ptr + pid_q * num_excluded + each) - pid_b * BLOCK
+        tl.store(own_ptr + excluded, 0.0, (excluded >= 0) & (excluded < BLOCK))
     tl.debug_barrier()
     for start in range(0, BLOCK, CHUNK):
         best = tl.maximum(tl.max(tl.load(own_ptr + start + offs_gn), axis=1), 0.0)
@@ -80,8 +84,9 @@ def _candidates_kernel(
     GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Keys of all documents of some groups, which are given by their own keys."""
-    pid_q = tl.program_id(0).to(tl.int64)
-    offs_c = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    pid, programs = tl.program_id(0), tl.cdiv(num_chosen, GROUPS)
+    pid_q = (pid // programs).to(tl.int64)
+    offs_c = pid % programs * GROUPS + tl.arange(0, GROUPS)
     inside = offs_c < num_chosen
     chosen = tl.load(chosen_ptr + pid_q * num_chosen + offs_c, inside, other=-1)
     group = (((chosen >> 32) + 1) << 32) - 1 - chosen
@@ -101,7 +106,7 @@ def best_keys_gpu(
 
     Args:
         postings, queries: on one device, with one document or more.
-        excluded: int64 ``[Q]``, a document that is no result; -1 for none.
+        excluded: int64, M of each of the Q queries, documents that are no result; -1 for none.
         scores: fp32 with room for ``Q`` times the documents of all blocks; overwritten.
 
     Returns:
@@ -114,15 +119,15 @@ def best_keys_gpu(
     asked = queries.terms, queries.values, queries.cu_seqlens, excluded
     # A product that is not rounded before it is added would make other bits than a CPU's.
     Launch(
-        _score_kernel, (Q, postings.num_blocks), postings.width, num_scores,
-        BLOCK=block, GROUP=GROUP, CHUNK=min(CHUNK, block), enable_fp_fusion=False,
+        _score_kernel, (Q * postings.num_blocks,), Q, excluded.numel() // Q, postings.width,
+        num_scores, BLOCK=block, GROUP=GROUP, CHUNK=min(CHUNK, block), enable_fp_fusion=False,
         num_warps=WARPS,
     )(*postings[:3], *asked, scores, maxima)  # fmt: skip
     num_chosen = min(k, num_groups)
     chosen = maxima.topk(num_chosen, sorted=False).values
     keys = torch.empty(Q, num_chosen * GROUP, dtype=torch.int64, device=scores.device)
     Launch(
-        _candidates_kernel, (Q, cdiv(num_chosen, GROUPS_AT_ONCE)), num_chosen, num_scores,
+        _candidates_kernel, (Q * cdiv(num_chosen, GROUPS_AT_ONCE),), num_chosen, num_scores,
         GROUP=GROUP, GROUPS=GROUPS_AT_ONCE,
     )(chosen, scores, keys)  # fmt: skip
     return keys.topk(min(k, keys.shape[1])).values

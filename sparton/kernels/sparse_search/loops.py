@@ -135,7 +135,7 @@ def search_blocks(
         places, weights, starts, num_documents, width, block: see :class:`.Postings`.
         blocks: the first block and the one after the last.
         terms, values, bounds: the queries.
-        excluded: int64 ``[Q]``, a document that is no result; -1 for none.
+        excluded: int64 ``[Q, M]``, documents that are no result; -1 for none.
         k: how many documents.
         keys: int64 ``[Q, C]``, C more than k or no fewer than the documents of these blocks; gets
             keys of documents with a score above zero, the k best ones among them, and 0.
@@ -165,8 +165,9 @@ def search_blocks(
             for i in range(length):
                 own = slice(begins[i], ends[i])
                 _add_term(scores, places[own], weights[own], values[bounds[q] + i])
-            if first <= excluded[q] < first + size:
-                scores[excluded[q] - first] = 0
+            for document in excluded[q]:
+                if first <= document < first + size:
+                    scores[document - first] = 0
             floor, found = floors[q], kept[q]
             for start in range(0, size, GROUP):
                 top = np.int32(0)

@@ -3,6 +3,8 @@
 N sequences, T packed tokens, D hidden, V vocabulary.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,9 @@ def splade_head_forward_cpu(
     logits = maximum.to(torch.promote_types(maximum.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
-    return activate(logits, activation).float(), winners
+    reps = activate(logits, activation).float()
+    reps[[n for n, (start, stop) in enumerate(pairwise(bounds)) if start == stop]] = 0
+    return reps, winners
 
 
 @torch.autocast("cpu", enabled=False)

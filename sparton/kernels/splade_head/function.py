@@ -106,9 +106,9 @@ def splade_head(
     + bias[v]))``; an empty sequence gives zeros. Equal logits: the first token gets the gradient.
     Products and sums run in fp32 (on the CPU, logits are rounded to the dtype of the operands).
     Under torch.autocast ``hidden`` and ``weight`` are cast to its dtype first. Results and
-    gradients are bitwise reproducible on one kind of device. A logit that is NaN is ignored by a
-    maximum as long as its sequence has another; a row of nothing but NaN gives NaN, and so does a
-    sum of any; -inf counts as NaN.
+    gradients are bitwise reproducible on one kind of device. A maximum ignores products that are
+    NaN or -inf as long as their sequence has another, and is NaN of nothing but these. A sum of any
+    logit that is NaN is NaN; one of -inf adds nothing to it.
 
     Args:
         hidden: ``[T, D]`` float16, bfloat16 or float32 (float64 on the CPU).
@@ -120,7 +120,7 @@ def splade_head(
             (https://arxiv.org/abs/2107.05720). Every positive logit of a sum has a gradient, so the
             backward computes the logits again; their gradients are rounded to the dtype of
             ``hidden``. Its values have an absolute error of about 1e-7 per token; on a GPU one that
-            a logit of 2^31 or more goes into may be infinite.
+            a logit of 2^31 or more goes into may be infinite or NaN.
         activation: "relu" as above, or "log1p_relu" for a second log1p, as OpenSearch's models use
             it (https://arxiv.org/abs/2504.14839).
         fp8: look for the maxima on operands rounded to FP8 (e4m3, one scale per token and per

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.splade_head.function import splade_head
 from sparton.kernels.splade_head.variants import Activation, Pooling
@@ -65,6 +66,7 @@ def splade_head_topk(
         )
     hidden, weight = cast_for_autocast(hidden, weight)
     cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
+    check_operands(hidden, weight, bias, cu_seqlens)  # of a slice, a longer bias would fit too
     width = max(REPS_AT_ONCE // max(N, 1) // 256 * 256, 256)
     best = torch.full((N, k), -1, dtype=torch.int64, device=hidden.device)
     for v in range(0, V, width):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of, sequence_ids
-from sparton.kernels.maxsim.batches import listed_pairs
 
 TOKENS_AT_ONCE = 2**24
 
@@ -81,4 +80,4 @@ class CentroidLists(NamedTuple):
             rows, bounds = rows_of(centroids.flatten(), self.cu_seqlens)
             owners = sequence_ids(bounds[cu_seqlens * centroids.shape[1]], len(rows))
             found[owners, self.documents[rows]] = 1
-        return listed_pairs(found.nonzero())
+        return found.nonzero().to(torch.int32, memory_format=torch.contiguous_format)

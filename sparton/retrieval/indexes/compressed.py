@@ -212,7 +212,7 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         tokens = CompressedTokens(codes, codes.new_empty(0))
         if residuals:
             tokens = _each(self._documents, lambda x: x[rows].to(self.device))
-        return Stored(tokens, cu_seqlens.to(self.device)), torch.stack((pairs[:, 0], own), 1)
+        return Stored(tokens, cu_seqlens.to(self.device)), torch.stack((pairs[:, 0], own.int()), 1)
 
     def _blocks(
         self, queries: TokenVectors, candidates: int

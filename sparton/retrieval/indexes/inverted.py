@@ -100,8 +100,7 @@ class InvertedIndex:
         CPU and a GPU give the same bits.
         """
         asked = asked_terms(queries, self.width)
-        check_request(k, exclude, asked.num_vectors)
-        left_out = np.full(asked.num_vectors, -1) if exclude is None else exclude.astype(np.int64)
+        left_out = check_request(k, exclude, asked.num_vectors).astype(np.int64)
         k = min(k, self.num_documents)
         scores, rows = search_postings(self._postings, asked, k, torch.from_numpy(left_out))
         return Found(scores.numpy(), rows.numpy())

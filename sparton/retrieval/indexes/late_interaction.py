@@ -88,17 +88,17 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         Products are summed in fp32; a CPU and a GPU may differ in the last bits.
         """
         asked = self._asked(queries)
-        check_request(k, exclude, asked.num_texts)
+        left_out = check_request(k, exclude, asked.num_texts)
         k = min(k, len(self._lengths))
-        depth = min(k + (exclude is not None), max(len(self._rows), 1))
+        depth = min(k + left_out.shape[1], max(len(self._rows), 1))
         scores = torch.empty(asked.num_texts, 0)
         places = torch.empty(asked.num_texts, 0, dtype=torch.int64)
         if len(self._rows) and asked.num_texts:
             scores, places = self._best(asked, depth, progress)
         rows = self._rows[places].where(places >= 0, -1).numpy()
         dropped = (asked.lengths == 0).numpy()[:, None] | (rows < 0)
-        if exclude is not None:
-            dropped |= rows == exclude[:, None]
+        for each in left_out.T:
+            dropped |= rows == each[:, None]
         return ordered(scores.numpy(), rows, ~dropped, k)
 
     def _best(

@@ -1,6 +1,6 @@
 """What an index is to those who search it.
 
-N documents, Q queries, C candidates of a query, K results of a query.
+N documents, Q queries, C candidates of a query, K results of a query, M excluded of a query.
 """
 
 from collections.abc import Collection
@@ -57,12 +57,13 @@ class Index(Protocol):
         Args:
             queries: Q texts on the host, with the halves that the index compares.
             k: at least 1. K is ``k``, or less where there are no more documents or candidates.
-            exclude: ``[Q]``, one document per query to leave out; -1 leaves out nothing.
+            exclude: ``[Q, M]``, documents to leave out for each query; others take their places,
+                among candidates as well. -1 leaves out nothing.
             progress: label of a progress bar on standard error; None for no bar.
 
         Raises:
             ValueError: queries without these halves or of another width, a ``k`` below 1, an
-                ``exclude`` without one number per query.
+                ``exclude`` without one row per query.
         """
         ...
 
@@ -146,8 +147,11 @@ def asked_terms(queries: Representations, width: int) -> SparseVectors:
     return asked
 
 
-def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -> None:
+def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -> NDArray[np.int64]:
     """Refuse what no index can answer.
+
+    Returns:
+        ``exclude``, of M = 0 documents where it is None.
 
     Raises:
         ValueError: a ``k`` that is no whole number from 1 on, or an ``exclude`` without one row per
@@ -157,10 +161,13 @@ def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -
         raise ValueError(f"k={k!r} must be a whole number")
     if k < 1:
         raise ValueError(f"k is {k}, must be at least 1")
-    shape = (num_queries,) if exclude is None else getattr(exclude, "shape", None)
-    if shape != (num_queries,):
+    if exclude is None:
+        return np.empty((num_queries, 0), np.int64)
+    shape = getattr(exclude, "shape", None)
+    if shape is None or len(shape) != 2 or shape[0] != num_queries:
         given = f"is a {type(exclude).__name__}" if shape is None else f"has the shape {shape}"
         raise ValueError(
-            f"exclude {given}, must be an array that holds one document row for each of the "
-            f"{num_queries} queries"
+            f"exclude {given}, must be an array [Q, M] with the document rows to leave out for "
+            f"each of the Q = {num_queries} queries"
         )
+    return exclude

@@ -167,13 +167,13 @@ class SeismicIndex:
         errors are those of :meth:`Index.search
         <sparton.retrieval.indexes.protocols.Index.search>`, without a bar of progress."""
         asked = asked_terms(queries, self.width)
-        check_request(k, exclude, asked.num_vectors)
+        left_out = check_request(k, exclude, asked.num_vectors)
         k = min(k, self._num_documents)
         found = Found(
             np.zeros((asked.num_vectors, k), np.float32),
             np.full((asked.num_vectors, k), -1, np.int64),
         )
-        depth = min(k + (exclude is not None), len(self._rows))
+        depth = min(k + left_out.shape[1], len(self._rows))
         if depth == 0:
             return found
         for results in self._ask(asked, depth):
@@ -182,9 +182,7 @@ class SeismicIndex:
             query = int(results[0][0])  # they come in any order
             scores = np.array([score for _, score, _ in results], np.float32)
             rows = np.array([int(document) for _, _, document in results])
-            kept = scores > 0
-            if exclude is not None:
-                kept &= rows != exclude[query]
+            kept = (scores > 0) & ~np.isin(rows, left_out[query])
             scores, rows = scores[kept], rows[kept]
             order = np.lexsort((rows, -scores))[:k]
             found.scores[query, : len(order)] = scores[order] * np.float32(self._scale)

@@ -57,7 +57,7 @@ def test_results_are_those_of_one_index(lengths, shares, k, cut, seed):
     cut = min(cut, number)
     parts = [documents.slice(*each) for each in ((0, cut), (cut, number)) if each[0] < each[1]]
     one, several = MultiVectorIndex(documents), divided(TokenParts(parts), shares)
-    exclude = rng.integers(-1, number, 3)
+    exclude = rng.integers(-1, number, (3, 2))
     for barred in (None, exclude):
         wanted = one.search(queries, k, exclude=barred)
         assert_same(several.search(queries, k, exclude=barred), wanted)
@@ -148,7 +148,7 @@ def test_what_no_index_takes_is_refused_in_the_same_words():
         (0, None, "k is 0, must be at least 1"),
         (2.5, None, "k=2.5 must be a whole number"),
         (True, None, "k=True must be a whole number"),
-        (1, np.array([0, 1]), r"exclude has the shape \(2,\)"),
+        (1, np.array([0]), r"exclude has the shape \(1,\), must be an array \[Q, M\]"),
         (1, [0], "exclude is a list, must be an array"),
         (1, 3, "exclude is a int, must be an array"),
     ):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -35,8 +36,8 @@ def dense_search(
     best = np.zeros((len(queries), k))
     rows = np.full((len(queries), k), -1)
     for query, row_scores in enumerate(scores):
-        if exclude is not None and exclude[query] >= 0:
-            row_scores[exclude[query]] = 0
+        if exclude is not None:
+            row_scores[exclude[query][exclude[query] >= 0]] = 0
         order = np.lexsort((np.arange(len(documents)), -row_scores))
         order = order[row_scores[order] > 0][:k]
         best[query, : len(order)], rows[query, : len(order)] = row_scores[order], order
@@ -78,10 +79,10 @@ def test_search_equals_dense_product_on_real_weights(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_exclude_leaves_out_one_document_per_query(device):
+def test_exclude_leaves_out_documents_of_each_query(device):
     documents = small_integers(150, 20, seed=5, density=0.5)
-    own = np.arange(150)
-    own[::3] = -1
+    own = np.stack([np.arange(150), np.arange(149, -1, -1)], axis=1)
+    own[::3, 0] = -1
     scores, rows = make_index(documents, device, block=64).search(
         texts_of(documents), 150, exclude=own
     )
@@ -125,7 +126,7 @@ def test_a_copy_finds_the_same(again):
 def test_search_leaves_its_input_as_it_was():
     texts = texts_of(small_integers(20, 10, seed=7))
     before = [tensor.clone() for tensor in texts.sparse[:3]]
-    InvertedIndex(texts.sparse).search(texts, 5, exclude=np.arange(20))
+    InvertedIndex(texts.sparse).search(texts, 5, exclude=np.arange(20)[:, None])
     for tensor, old in zip(texts.sparse[:3], before, strict=True):
         assert torch.equal(tensor, old)
 
@@ -137,8 +138,11 @@ def test_search_refuses_what_does_not_fit():
     queries = texts_of(torch.ones(2, 6))
     with pytest.raises(ValueError, match="k is 0"):
         index.search(queries, 0)
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        index.search(queries, 3, exclude=np.zeros(3, np.int64))
+    for shape in ((3, 1), (2,)):
+        with pytest.raises(
+            ValueError, match=re.escape(f"the shape {shape}, must be an array [Q, M")
+        ):
+            index.search(queries, 3, exclude=np.zeros(shape, np.int64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
