@@ -86,7 +86,7 @@ def test_an_evaluation_of_nothing_says_what_to_set(evaluation, message):
 
 def test_tasks_of_one_file_are_refused_before_they_are_built():
     cfg = composed("evaluation=none", "+evaluation.test={nq/dev: {}, nq-dev: {}}")
-    with pytest.raises(ValueError, match=r"nq/dev and nq-dev would both be written to runs/nq-dev\.trec"):
+    with pytest.raises(ValueError, match=r"nq/dev and nq-dev .* runs/nq-dev\.trec"):
         task_builders(cfg, "test")
 
 
