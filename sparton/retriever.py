@@ -233,7 +233,7 @@ class Retriever:
         Args:
             text: a document, or the query where ``document`` is given.
             document: what the query is compared with.
-            k: terms at most.
+            k: terms at most; the answers of MaxSim to all tokens of a query are given out.
 
         Returns:
             of a text alone its ``k`` heaviest terms and their weights. Of a query and a document

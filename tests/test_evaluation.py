@@ -367,7 +367,7 @@ def test_what_all_processes_refuse_is_said_once(tmp_path, beir):
         (("model=./nowhere", "evaluation=in_domain"), "./nowhere: no such folder"),
         (("model=bm25", "evaluation=quickstart", "split=train"), "split=train has no tasks"),
         (("model=bm25", "evaluation=in_domain", "split=every"), "try dev or test"),
-        (("model=bm25", "evaluation=none"), "split=test has no tasks in this evaluation"),
+        (("model=bm25", "evaluation=none"), "evaluation: choose one with collections, such"),
         (
             ("model=./nowhere", "evaluation=quickstart", "encoder.max_query_terms=0"),
             "encoder.max_query_terms=0: must be a whole number",

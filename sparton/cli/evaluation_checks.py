@@ -27,8 +27,11 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     refuse_missing(cfg)
     refuse_missing_values(cfg)
     refuse_below(1, gpus=cfg.gpus)
-    if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
-        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
+    splits = [split for split in ("dev", "test") if cfg.evaluation.get(split)]
+    if cfg.split not in splits:
+        remedy = "choose one with collections, such as evaluation=beir_folder"
+        remedy = f"try {' or '.join(splits)}" if splits else remedy
+        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: {remedy}")
     if cfg.model == "bm25":
         of_models = (
             "encoder", "index", "query_length", "document_length", "documents", "width", "gpus"

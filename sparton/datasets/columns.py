@@ -22,7 +22,9 @@ _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*(e[-+]?\d+)?\s*", re.IGNORECASE)
 _NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|id)s?)?_?\d*")
 # Columns that number rows or texts, or say where they are from. The first two are names that pandas
 # gives the index that it writes.
-_ABOUT = re.compile(r"|unnamed:_0|idx|index|row|nr|split|((.+_)?(ids?|hash|ur[il]))")
+_ABOUT = re.compile(
+    r"|unnamed:_0|idx|index|row|nr|split|(.*_)?([cdpqu]?ids?|doc_?(id|no)|uuid|guid|hash|ur[il])"
+)
 
 
 class Role(NamedTuple):

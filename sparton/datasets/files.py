@@ -111,6 +111,11 @@ def _saved_files(folder: Path) -> list[Path]:
         raise ValueError(
             f"{folder} holds the splits {', '.join(names)}: name one, as {folder / names[0]} does"
         )
+    if (folder / "corpus.jsonl").is_file():
+        raise MissingDataError(
+            f"{folder} is a collection in the layout of BEIR, of texts and not of examples to train"
+            f" on: make these of it, as sparton mine --beir {folder} does"
+        )
     raise MissingDataError(f"{folder} is a folder: name its files, as {folder / '*.jsonl'} does")
 
 

@@ -55,6 +55,17 @@ def test_names_go_before_order(names, renames, unused):
     assert found.description.partition("; not used: ")[2] == unused
 
 
+@pytest.mark.parametrize(
+    "name", ["id", "_id", "docid", "DocNo", "pid", "qid", "uuid", "article_ids", "page_url", "nr"]
+)
+def test_ids_are_no_texts(name):
+    columns = [name, "frage", "antwort"]
+    renames = {"frage": "query", "antwort": "positive"}
+    assert assign(columns, columns, TEXT_EXAMPLES).renames == renames
+    columns[0] = "kids"
+    assert assign(columns, columns, TEXT_EXAMPLES).renames["kids"] == "query"
+
+
 def test_what_holds_no_text_is_not_taken_by_order():
     found = assign(["number", "frage", "antwort"], ["frage", "antwort"], TEXT_EXAMPLES)
     assert found.renames == {"frage": "query", "antwort": "positive"}

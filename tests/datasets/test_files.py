@@ -119,6 +119,12 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
         locate("d.tsv", root=root)
     with pytest.raises(FileNotFoundError, match=r"in is a folder: name its files, as .*/in/\*"):
         locate("in", root=str(tmp_path))
+    (tmp_path / "beir").mkdir()
+    (tmp_path / "beir/corpus.jsonl").write_text("")
+    with pytest.raises(
+        FileNotFoundError, match=r"not of examples .* sparton mine --beir .*/beir d"
+    ):
+        locate("beir", root=str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"\. is a folder: name its files, as \*\.jsonl"):
         locate(".")
     with pytest.raises(FileNotFoundError, match="Without a root it comes from x/y"):
