@@ -29,8 +29,11 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     refuse_below(1, gpus=cfg.gpus)
     splits = [split for split in ("dev", "test") if cfg.evaluation.get(split)]
     if cfg.split not in splits:
-        remedy = "choose one with collections, such as evaluation=beir_folder"
-        remedy = f"try {' or '.join(splits)}" if splits else remedy
+        remedy = (
+            f"try {' or '.join(splits)}"
+            if splits
+            else "choose one with collections, such as evaluation=beir_folder"
+        )
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: {remedy}")
     if cfg.model == "bm25":
         of_models = (

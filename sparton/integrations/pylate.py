@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.ops import maxsim, maxsim_varlen
 from sparton.representations import TokenVectors
 
@@ -169,9 +170,8 @@ def _ranked(ids: Sequence[int | str], query: Tensor, documents: list[Tensor]) ->
 def _end_to_end(texts: Embeddings) -> TokenVectors:
     """The vectors of texts ``[L, E]``, of unequal lengths perhaps, without padding."""
     parts = [_floats(text) for text in texts]
-    lengths = [0, *map(len, parts)]
-    values = torch.cat(parts)
-    bounds = torch.tensor(lengths).cumsum(0).int().to(values.device)
+    values, lengths = torch.cat(parts), [len(part) for part in parts]
+    bounds = cu_seqlens_of(torch.tensor(lengths), torch.int32).to(values.device)
     return TokenVectors(values, bounds, max_seqlen=max(lengths))
 
 

@@ -23,10 +23,9 @@ from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows, empty_rows
 from sparton.kernels.encoder_layer.fp8_products import (
-    FAST_BACKWARD,
-    FAST_FORWARD,
     Fp8Weight,
-    scaled_product,
+    input_gradient,
+    linear_product,
 )
 from sparton.kernels.encoder_layer.linear import (
     linear,
@@ -341,7 +340,7 @@ def _product(x: Operand, weight: Weight, bias: Tensor | None) -> Tensor:
     """``x weight^T + bias``."""
     if isinstance(weight, Fp8Weight):
         assert x.rows is not None
-        return scaled_product(x.rows, weight.outputs, bias, x.wide.dtype, fast=FAST_FORWARD)
+        return linear_product(x.rows, weight, bias, x.wide.dtype)
     return torch.mm(x.wide, weight.t()) if bias is None else linear(x.wide, weight, bias)
 
 
@@ -349,7 +348,7 @@ def _input_gradient(grad: Operand, weight: Weight) -> Tensor:
     """``grad weight``."""
     if isinstance(weight, Fp8Weight):
         assert grad.rows is not None
-        return scaled_product(grad.rows, weight.inputs, None, grad.wide.dtype, fast=FAST_BACKWARD)
+        return input_gradient(grad.rows, weight.inputs, grad.wide.dtype)
     return torch.mm(grad.wide, weight)
 
 

@@ -6,14 +6,13 @@ T packed tokens, D hidden width.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from sparton.kernels.dispatch import autocast_dtype, needs_operators
-from sparton.kernels.encoder_layer import Fp8Operand, Fp8Rows, fp8_operand
+from sparton.kernels.encoder_layer import Fp8Operand
 from sparton.kernels.post_norm_layer import (
     LayerOptions,
     LayerParameters,
@@ -28,6 +27,7 @@ from sparton.models.bert_parts import (
     PostNorm,
     SelfAttention,
     States,
+    in_fp8,
     may_follow,
     operand_of,
     residual_of,
@@ -111,7 +111,7 @@ class FusedLayer(GradientCheckpointingLayer):
         operand = narrow.squeeze(0)
         # One tensor stays one: the layer adds its two gradients on its way.
         residual = operand if wide is narrow else wide.squeeze(0)
-        read = Operand(operand.to(dtype), _rows_of(states, dtype) if rounds else None)
+        read = Operand(operand.to(dtype), in_fp8(states, dtype).rows if rounds else None)
         out, copy, rows = post_norm_layer(read, residual, parameters, products, options)
         narrow = (out if copy is None else copy)[None]
         if rows is not None:
@@ -157,12 +157,6 @@ class FusedEncoder(nn.Module):
             return states
         operand = states.to(dtype)
         return operand if first.output.sum_dtype(dtype) == dtype else LayerStates(states, operand)
-
-
-def _rows_of(states: States, dtype: torch.dtype) -> Fp8Rows:
-    """What the layer before has rounded to FP8, or the embeddings, which nothing has."""
-    operand = states.operand if isinstance(states, LayerStates) else states
-    return (operand if isinstance(operand, Fp8Operand) else fp8_operand(operand.to(dtype))).rows
 
 
 def _watched(before: nn.Module, layer: nn.Module) -> bool:

@@ -75,12 +75,12 @@ class FusedPart(nn.Module):
         rounded = self.rounded
         if rounded is None:
             return None
-        operand = states.operand if isinstance(states, LayerStates) else states
+        operand = _read(states)
         if not isinstance(operand, Fp8Operand):
             dtype = autocast_dtype(operand)
             if dtype is None or not all(may_follow(operand, linear) for linear in linears):
                 return None
-            operand = fp8_operand(operand.to(dtype))
+            operand = in_fp8(operand, dtype)
         weights, biases = ([getattr(x, name) for x in linears] for name in ("weight", "bias"))
         bias = biases[0] if len(biases) == 1 else torch.cat(biases)
         return operand, Layer(weights, bias, rounded(weights))
@@ -210,12 +210,22 @@ class Intermediate(FusedPart):
         return bias_gelu(linear(x, self.dense, bias=False), self.dense.bias)
 
 
+def _read(states: States | Fp8Operand) -> Operand:
+    return states.operand if isinstance(states, LayerStates) else states
+
+
+def in_fp8(states: States | Fp8Operand, dtype: torch.dtype) -> Fp8Operand:
+    """What the part before has rounded to FP8, or states in this dtype, which nothing has."""
+    operand = _read(states)
+    return operand if isinstance(operand, Fp8Operand) else fp8_operand(operand.to(dtype))
+
+
 def _wide(operand: Operand) -> Tensor:
     return operand.wide if isinstance(operand, Fp8Operand) else operand
 
 
 def operand_of(states: States) -> Tensor:
-    return _wide(states.operand if isinstance(states, LayerStates) else states)
+    return _wide(_read(states))
 
 
 def residual_of(states: States) -> Tensor:

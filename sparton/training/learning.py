@@ -87,17 +87,15 @@ def _scored(
         last = int(positives[count])
     scores = all_scores(_first(queries, count), _first(documents, last))
     for kind, each in scores.items():
-        loss = ranking
-        if isinstance(ranking, Joint):
-            if not ranking.weights.get(kind, 1.0):
-                continue
-            loss = getattr(ranking, kind)
-        for name, leaf in _leaves(kind, loss):
+        for name, leaf in _leaves(kind, ranking):
             yield name, leaf, each
 
 
 def _leaves(name: str, loss: Loss) -> Iterator[tuple[str, RankingLoss]]:
-    if isinstance(loss, WeightedSum):
+    if isinstance(loss, Joint):
+        if loss.weights.get(name, 1.0):
+            yield from _leaves(name, getattr(loss, name))
+    elif isinstance(loss, WeightedSum):
         for part, own in loss.losses.items():
             if loss.weights[part]:
                 yield from _leaves(f"{name}.{part}", own)

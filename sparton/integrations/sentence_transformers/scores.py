@@ -191,7 +191,8 @@ def _side(
 
 def _padded(embeddings: Embeddings) -> Tensor:
     """One tensor; of a list of texts that have unequally many tokens, with rows of zeros."""
-    if not isinstance(embeddings, list) or not isinstance(embeddings[0], Tensor | np.ndarray):
+    of_texts = isinstance(embeddings, list) and embeddings
+    if not of_texts or not isinstance(embeddings[0], Tensor | np.ndarray):
         return torch.as_tensor(embeddings)
     parts = [torch.as_tensor(each) for each in embeddings]
     return pad_sequence(parts, batch_first=True) if parts[0].ndim == 2 else torch.stack(parts)

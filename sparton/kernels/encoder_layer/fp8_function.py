@@ -19,10 +19,9 @@ from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Operand, Fp8Rows, empty_rows
 from sparton.kernels.encoder_layer.fp8_products import (
-    FAST_BACKWARD,
-    FAST_FORWARD,
     Fp8Weight,
-    scaled_product,
+    input_gradient,
+    linear_product,
 )
 from sparton.kernels.encoder_layer.linear import weight_gradient
 from sparton.kernels.encoder_layer.operands import NormOptions
@@ -111,7 +110,7 @@ class _Linear(Function):
     ) -> Tensor:
         _keep(ctx, x, rounded, bias, weights)
         narrow = bias.to(x.dtype)
-        return scaled_product(rows, rounded.outputs, narrow, x.dtype, fast=FAST_FORWARD)
+        return linear_product(rows, rounded, narrow, x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -130,7 +129,7 @@ class _LinearGelu(Function):
         ctx: Any, x: Tensor, rows: Fp8Rows, rounded: Fp8Weight, bias: Tensor, save: bool,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        product = scaled_product(rows, rounded.outputs, None, x.dtype, fast=FAST_FORWARD)
+        product = linear_product(rows, rounded, None, x.dtype)
         if save:
             _keep(ctx, x, rounded, bias, weights, product, bias)
         found = empty_rows(product)
@@ -157,7 +156,7 @@ class _LinearPostNorm(Function):
         gain: Tensor, shift: Tensor, seed: Tensor | None, options: NormOptions, save: bool,
         *weights: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        product = scaled_product(rows, rounded.outputs, None, x.dtype, fast=FAST_FORWARD)
+        product = linear_product(rows, rounded, None, x.dtype)
         found = empty_rows(product) if options.rounds else None
         eps, p, dtype, copy, _ = options
         out, second, *saved = _norm()(
@@ -230,7 +229,7 @@ def _gradients(ctx: Any, kept: _Kept, grad: Fp8Operand) -> list[Tensor | None]:
     needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[-len(ctx.sizes) :]
     dx = dweight = None
     if needs_x:
-        dx = scaled_product(grad.rows, inputs, None, x.dtype, fast=FAST_BACKWARD)
+        dx = input_gradient(grad.rows, inputs, x.dtype)
     if any(needs_weights):
         with without_autocast(x.device):
             dweight = weight_gradient(grad.wide, x, ctx.weight_dtypes[0])

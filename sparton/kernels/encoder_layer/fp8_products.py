@@ -19,9 +19,6 @@ from sparton.kernels.encoder_layer.fp8_operands import (
     empty_rows,
 )
 
-# Gradients are small differences of many products: they are added up in fp32.
-FAST_FORWARD, FAST_BACKWARD = True, False
-
 _round_rows = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
 
 
@@ -80,6 +77,19 @@ def fp8_operand(x: Tensor) -> Fp8Operand:
             f"rows in FP8 have a multiple of {FP8_MULTIPLE} columns, got {tuple(x.shape)}: pad them"
         )
     return Fp8Operand(x, _rounded(x.detach().flatten(0, -2).contiguous()))
+
+
+def linear_product(
+    x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """What a linear layer makes of ``x [T, K]``; see :func:`scaled_product`."""
+    return scaled_product(x, weight.outputs, bias, dtype, fast=True)
+
+
+def input_gradient(grad: Fp8Rows, inputs: Fp8Rows, dtype: torch.dtype) -> Tensor:
+    """The gradient of what it reads, given that of its product ``[T, N]`` and the inputs of its
+    weight. Gradients are small differences of many products: they are added up in fp32."""
+    return scaled_product(grad, inputs, None, dtype, fast=False)
 
 
 def scaled_product(
