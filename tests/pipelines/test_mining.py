@@ -123,6 +123,7 @@ def test_examples_with_too_few_negatives(tmp_path, short, sizes):
     if not sizes:
         with pytest.raises(ValueError, match="no example has enough negatives"):
             mine(pairs, tmp_path / "out.jsonl", **settings)
+        assert not parts.working_folder(tmp_path / "out.jsonl").exists()
         return
     records = mine(pairs, tmp_path / "out.jsonl", **settings)
     assert [len(record["neg"]) for record in records] == sizes
@@ -204,6 +205,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(pairs, tmp_path, monkeypat
     assert not parts.working_folder(output).exists()
     with pytest.raises(ValueError, match="exists: remove it"):
         mine(pairs, output, rule=rule)
+
+
+def test_a_run_that_leaves_nothing_to_go_on_from_leaves_no_folder(pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART", 20)
+    folder, real = parts.working_folder(tmp_path / "out.jsonl"), Mining.part
+    for whole in (0, 20):  # examples whose parts are done when it fails
+
+        def part(self, *ends, whole=whole):
+            return real(self, *ends) if ends[0] < whole else 1 / 0
+
+        monkeypatch.setattr(Mining, "part", part)
+        with pytest.raises(ZeroDivisionError):
+            mine(pairs, tmp_path / "out.jsonl", rule=Rule(3))
+        assert folder.exists() == bool(whole)
 
 
 def test_changed_files_do_not_continue_an_unfinished_run(pairs, tmp_path, monkeypatch):

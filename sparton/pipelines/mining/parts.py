@@ -7,7 +7,8 @@ when all parts are there, and the folder goes.
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def agree(output: Path, settings: Mapping[str, Any]) -> None:
     """
     file = working_folder(output) / SETTINGS
     fresh = json.loads(json.dumps(settings))
-    begun = any(each.suffix in (".jsonl", ".safetensors") for each in file.parent.rglob("*"))
-    if not begun or not file.exists():
+    if not _begun(file.parent) or not file.exists():
         with replacing(file) as beside:
             beside.write_text(json.dumps(fresh, indent=2) + "\n", encoding="utf-8")
         return
@@ -69,6 +69,22 @@ def agree(output: Path, settings: Mapping[str, Any]) -> None:
             ", ".join(different),
             output=output,
         )
+
+
+@contextmanager
+def kept_if_begun(folder: Path) -> Iterator[None]:
+    """A working folder without anything to go on from is removed if the block fails."""
+    try:
+        yield
+    except BaseException:
+        if not _begun(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a run has left some work, encoded documents or a part of the output."""
+    return any(each.suffix in (".jsonl", ".safetensors") for each in folder.rglob("*"))
 
 
 def mine_parts(output: Path, examples: int, mine: MinePart, progress: bool) -> Counter[str]:
@@ -95,21 +111,22 @@ def assemble(
     """Join the parts, describe them, and remove the working folder.
 
     Raises:
-        ArgumentError: no example is left to write.
+        ArgumentError: no example is left to write; the parts, which no other settings would go on
+            from, are gone.
         OSError: the disk is full or not writable; the parts stay.
     """
+    folder = working_folder(output)
     if not counts["written"]:
+        shutil.rmtree(folder, ignore_errors=True)
         raise ArgumentError(
             "no example has enough negatives, {} is not written: raise {depth:name}, relax "
-            "{margin:name} or {share:name}, or take {short}; then remove {}",
+            "{margin:name} or {share:name}, or take {short}",
             output,
-            working_folder(output),
             depth=None,
             margin=None,
             share=None,
             short="keep",
         )
-    folder = working_folder(output)
     parts = [_part_files(folder, rows.start)[0] for rows in ranges_of(examples, PART)]
     description = {"arguments": dict(settings), "counts": dict(counts)}
     with replacing(description_file(output)) as fresh:
