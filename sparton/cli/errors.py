@@ -23,7 +23,6 @@ from sparton.cli.shipped import shipped
 from sparton.errors import (
     CheckpointError,
     DeviceMemoryError,
-    MissingDataError,
     MissingExtraError,
     NonFiniteLossError,
     OtherRunError,
@@ -88,7 +87,6 @@ _REMEDIES = {
         ". Set micro_batch=N, which changes no gradient and bounds what is encoded at once, or "
         "backbone.gradient_checkpointing=true"
     ),
-    MissingDataError: " (data_dir=FOLDER or data.root=FOLDER says where data is)",
     NonFiniteLossError: " (optimizer.lr, clip_norm, precision, loss.temperature)",
     OtherRunError: " (name=NAME gives it one)",
 }
@@ -134,18 +132,15 @@ def arguments_named(
     name: Callable[[str], str], setting: Callable[[str, object], str]
 ) -> Iterator[None]:
     """What is said inside about arguments is said by ``name`` and, with their values, by
-    ``setting``; and of what a training's settings say where data is, nothing.
+    ``setting``.
 
     Raises:
         ValueError: in the place of an ArgumentError.
-        FileNotFoundError: in the place of a MissingDataError.
     """
     try:
         yield
     except ArgumentError as error:
         raise ValueError(error.told(name, setting)) from error
-    except MissingDataError as error:
-        raise FileNotFoundError(str(error)) from error
 
 
 def settings_named(**others: str) -> AbstractContextManager[None]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.schema import total_steps
 from sparton.cli.targets import refuse_wrong_settings
@@ -17,6 +18,7 @@ from sparton.cli.tasks import (
     say_how_often,
     task_builders,
 )
+from sparton.errors import MissingDataError
 from sparton.training.settings import OF_SOME_DEVICES
 
 if TYPE_CHECKING:
@@ -62,9 +64,25 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
                 f"logger.{name} makes a {type(each).__name__} already: it is made with start_step, "
                 "for which its settings have _partial_: true"
             )
-    data, dev = hold_out_dev(cfg, instantiate(cfg.data))
+    data, dev = hold_out_dev(cfg, _read_data(cfg))
     builders = [cache(build) for build in dev.values()]
     say_how_often(data, total_steps(cfg), cfg.batch)
     tests = task_builders(cfg, "test")
     build_first(tests.values(), builders, world, together=are_ours(cfg, "dev"))
     return Inputs(list(loggers.values()), data, [build() for build in builders], tests)
+
+
+def _read_data(cfg: DictConfig) -> "Mixture":
+    """The training data; of files that are missing it is said which setting leads to them."""
+    try:
+        return instantiate(cfg.data)
+    except InstantiationException as error:
+        if not isinstance(missing := error.__cause__, MissingDataError):
+            raise
+        if "root" in cfg.data:
+            remedy = " (data.root=FOLDER says where data is)"
+        elif "${data_dir}" in OmegaConf.to_yaml(cfg.data):
+            remedy = " (data_dir=FOLDER says where data is)"
+        else:
+            remedy = ""
+        raise MissingDataError(f"{missing}{remedy}") from error

@@ -203,11 +203,27 @@ def test_adapters_without_peft_are_refused(monkeypatch):
 def test_a_precision_that_the_device_lacks_is_refused_before_data_are_read(precision):
     missing = composed("data=text_files", "data.files=[there_is_none.jsonl]")
     of_a_cpu = World(0, 1, torch.device("cpu"))
-    with pytest.raises(InstantiationException, match="there_is_none"):
+    with pytest.raises(FileNotFoundError, match="there_is_none"):
         read_inputs(missing, of_a_cpu)
     missing.precision = precision
     with pytest.raises(ValueError, match=f"precision={precision} needs a CUDA GPU"):
         read_inputs(missing, of_a_cpu)
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (
+            ["data=text_files", "data.files=none.jsonl"],
+            r" \(data\.root=FOLDER says where data is\)",
+        ),
+        (["data=msmarco_ids"], r" \(data_dir=FOLDER says where data is\)"),
+        (["data=msmarco_ids", "data.sources.msmarco.root=there"], ""),
+    ],
+)
+def test_files_that_are_missing_are_told_with_the_setting_that_leads_to_them(data, remedy):
+    with pytest.raises(FileNotFoundError, match=rf"no such file[^(]*{remedy}$"):
+        read_inputs(composed(*data), World(0, 1, torch.device("cpu")))
 
 
 def test_a_logger_that_takes_no_step_to_start_from_is_refused():

@@ -5,7 +5,6 @@ import pytest
 from sparton.arguments import ArgumentError
 from sparton.cli.commands.search import _as_flag
 from sparton.cli.errors import explain, settings_named
-from sparton.errors import MissingDataError
 
 
 def test_arguments_are_told_as_the_settings_of_this_command():
@@ -14,14 +13,6 @@ def test_arguments_are_told_as_the_settings_of_this_command():
     with pytest.raises(ValueError) as told, settings_named(query_length="length"):
         raise error
     assert str(told.value) == "on_error or length=9"
-
-
-def test_where_data_is_said_otherwise_no_remedy_of_a_training_is_told():
-    error = MissingDataError("corpus.jsonl does not exist")
-    assert "data_dir=FOLDER" in explain(error)
-    with pytest.raises(FileNotFoundError) as told, settings_named():
-        raise error
-    assert explain(told.value) == "corpus.jsonl does not exist"
 
 
 def test_settings_of_a_search_are_its_flags():
