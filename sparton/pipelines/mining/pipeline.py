@@ -55,8 +55,8 @@ def mine_hard_negatives(
     A model that is read from its folder warns where it cuts many of the queries.
 
     An interrupted run goes on when called again with the same arguments, from what it left in the
-    folder ``<output>.parts``, which is gone where there is nothing to go on from; the output appears
-    when it is complete, with ``<name>.mined.json`` beside it.
+    folder ``<output>.parts``, which is gone where there is nothing to go on from; the output
+    appears when it is complete, with ``<name>.mined.json`` beside it.
 
     Args:
         examples: as :func:`~sparton.datasets.sources.text_records` and its neighbours give them.
