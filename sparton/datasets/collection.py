@@ -102,9 +102,14 @@ def beir_file(folder: Path, name: str) -> DataFile:
     if archive.is_file() and not folder.is_dir():
         return _archived(archive, name)
     place = (folder / name).parent
-    held = ", ".join(sorted(each.name for each in place.iterdir())) if place.is_dir() else "nothing"
+    if place.is_dir():
+        there = (
+            f"{place} holds {', '.join(sorted(each.name for each in place.iterdir())) or 'nothing'}"
+        )
+    else:
+        there = f"there is no folder {place if folder.is_dir() else folder}"
     raise FileNotFoundError(
-        f"{folder / name}[.gz] does not exist; {place} holds {held or 'nothing'}. A folder in the "
+        f"{folder / name}[.gz] does not exist; {there}. A folder in the "
         f"layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv, or is {archive}"
     )
 
@@ -201,6 +206,11 @@ def build_task(
     """
     refuse_other(get_args(OnUnknown), on_unknown=on_unknown)
     collection, asked = _by_id(documents), _by_id(queries)
+    for kind, texts in (("documents", collection), ("queries", asked)):
+        if not texts:
+            raise ValueError(
+                f"{name}: there are no {kind}: the file of them is empty, get it again"
+            )
     qrels: Qrels = {}
     ignored = 0
     for judgment in judgments:

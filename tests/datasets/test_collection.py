@@ -235,3 +235,14 @@ def test_files_of_another_format_are_refused_before_they_are_read(tmp_path: Path
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{name}: texts are read from JSON lines here: convert"):
         beir_texts([tmp_path / name], or_files=True)
+
+
+def test_what_is_not_there_and_what_is_empty_are_called_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder \S+/nowhere\. "):
+        beir_folder(str(tmp_path / "nowhere"))
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text("")
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "asked"}\n')
+    (tmp_path / "qrels/test.tsv").write_text("q\td\t1\n")
+    with pytest.raises(ValueError, match="there are no documents: the file of them is empty"):
+        beir_folder(str(tmp_path))
