@@ -103,9 +103,8 @@ def beir_file(folder: Path, name: str) -> DataFile:
         return _archived(archive, name)
     place = (folder / name).parent
     if place.is_dir():
-        there = (
-            f"{place} holds {', '.join(sorted(each.name for each in place.iterdir())) or 'nothing'}"
-        )
+        held = ", ".join(sorted(each.name for each in place.iterdir()))
+        there = f"{place} holds {held or 'nothing'}"
     else:
         there = f"there is no folder {place if folder.is_dir() else folder}"
     raise FileNotFoundError(

@@ -237,12 +237,17 @@ def test_files_of_another_format_are_refused_before_they_are_read(tmp_path: Path
         beir_texts([tmp_path / name], or_files=True)
 
 
-def test_what_is_not_there_and_what_is_empty_are_called_so(tmp_path):
+def test_a_folder_that_is_not_there_is_not_said_to_hold_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder \S+/nowhere\. "):
         beir_folder(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(("empty", "kind"), [("corpus", "documents"), ("queries", "queries")])
+def test_an_empty_file_is_called_empty(tmp_path, empty, kind):
     (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text("")
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "answer"}\n')
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "asked"}\n')
     (tmp_path / "qrels/test.tsv").write_text("q\td\t1\n")
-    with pytest.raises(ValueError, match="there are no documents: the file of them is empty"):
+    (tmp_path / f"{empty}.jsonl").write_text("")
+    with pytest.raises(ValueError, match=f"there are no {kind}: the file of them is empty"):
         beir_folder(str(tmp_path))
