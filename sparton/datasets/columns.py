@@ -19,7 +19,9 @@ from sparton.datasets.records import (
 _NAME = re.compile(r"[^\W\d][\w .:/()#-]{0,39}")
 _MOST_WORDS = 3  # of a column's name
 _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*(e[-+]?\d+)?\s*", re.IGNORECASE)
-_NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|id)s?)?_?\d*")
+_NEGATIVE = re.compile(
+    r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|(?P<id>id))s?)?_?\d*"
+)
 # Columns that number rows or texts, or say where they are from. The first two are names that pandas
 # gives the index that it writes.
 _ABOUT = re.compile(
@@ -184,9 +186,10 @@ def _assignment(
 
 
 def _is_negative(name: str, schema: Schema) -> bool:
-    return name in schema.negatives or (
-        bool(schema.negatives) and _NEGATIVE.fullmatch(_plain(name)) is not None
-    )
+    if name in schema.negatives:
+        return True
+    told = _NEGATIVE.fullmatch(_plain(name)) if schema.negatives else None
+    return told is not None and (schema.ids or told["id"] is None)  # ids are no texts
 
 
 def check_renames(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 TABLE, FACTS = "table.arrow", "facts.json"
 
 Facts = dict[str, Any]

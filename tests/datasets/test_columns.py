@@ -44,6 +44,11 @@ QUERY, POSITIVE = {"query": "question"}, {"positive": "passage"}
             {"passage": "positive", "hard_negative": "negative_2", "score": "scores"},
             "",
         ),
+        (
+            "query positive negative query_id positive_id negative_id neg_ids hard_negative_id_1",
+            {},
+            "'query_id', 'positive_id', 'negative_id', 'neg_ids', 'hard_negative_id_1'",
+        ),
         ("query documents scores", {}, ""),
         ("question documents scores", {"question": "query"}, ""),
     ],
@@ -82,6 +87,8 @@ def test_ids_and_collections():
     names = ["query_id", "doc_id", "negative_id"]
     found = assign(names, names, ID_EXAMPLES)
     assert found.renames == {"doc_id": "positive_id"}
+    names = ["query_id", "doc_id", "neg_ids"]
+    assert assign(names, names, ID_EXAMPLES).renames["neg_ids"] == "negative_1"
     names = ["docno", "headline", "contents"]
     found = assign(names, names, COLLECTION)
     assert found.renames == {"docno": "_id", "headline": "title", "contents": "text"}
