@@ -19,6 +19,7 @@ from sparton.datasets.records import (
 _NAME = re.compile(r"[^\W\d][\w .:/()#-]{0,39}")
 _MOST_WORDS = 3  # of a column's name
 _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*(e[-+]?\d+)?\s*", re.IGNORECASE)
+_ADDRESS = re.compile(r"\s*(https?://|www\.)\S+\s*", re.IGNORECASE)
 _NEGATIVE = re.compile(
     r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|(?P<id>id))s?)?_?\d*"
 )
@@ -259,18 +260,26 @@ def _is_known(name: str, schema: Schema) -> bool:
     )
 
 
-def holds_text(values: Iterable[Any]) -> bool:
-    """Whether some of a column's values are texts, or lists of texts, and none is anything else."""
-    kinds = {_kind(value) for value in values}
-    return kinds - {"nothing"} == {"text"}
+def holds_text(values: Iterable[Any], schema: Schema) -> bool:
+    """Whether some of a column's values are texts, or lists of texts, and none is anything else.
+    Addresses of the web may stand among them and are none themselves, unless they may be ids."""
+    kinds = {_kind(value) for value in values} - {"nothing"}
+    if schema.keyed:
+        return bool(kinds) and kinds <= {"text", "address"}
+    return kinds - {"address"} == {"text"}
 
 
 def _kind(value: Any) -> str:
     if value is None or value == "" or value == []:
         return "nothing"
     if isinstance(value, list):
-        return "text" if all(_kind(each) == "text" for each in value) else "other"
-    return "text" if isinstance(value, str) and not _NUMBER.fullmatch(value) else "other"
+        kinds = {_kind(each) for each in value}
+        if not kinds <= {"text", "address"}:
+            return "other"
+        return "text" if "text" in kinds else "address"
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return "other"
+    return "address" if _ADDRESS.fullmatch(value) else "text"
 
 
 def _like_a_name(field: str) -> bool:

@@ -122,7 +122,9 @@ def _objects(
     known = [{given.get(key, key): value for key, value in record.items()} for record in seen]
     names = list(dict.fromkeys(key for record in known for key in record))
     texts = [
-        name for name in names if schema.ids or holds_text(record.get(name) for record in known)
+        name
+        for name in names
+        if schema.ids or holds_text((record.get(name) for record in known), schema)
     ]
     assigned = assign(names, texts, schema)
     renames = assigned.renames | {
@@ -210,7 +212,7 @@ def _named(
     texts = [
         name
         for place, name in enumerate(names)
-        if schema.ids or holds_text(row[place] for row in rows if place < len(row))
+        if schema.ids or holds_text((row[place] for row in rows if place < len(row)), schema)
     ]
     assigned = assign(names, texts, schema)
     parts = [assigned.renames.get(name, name) for name in names]

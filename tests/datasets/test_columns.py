@@ -133,7 +133,15 @@ def test_headers(fields: list[str], following: list, schema: Schema, expected: s
 
 
 def test_texts_are_told_from_numbers():
-    assert holds_text(["a", None, "", "7 dwarfs"])
-    assert holds_text([["a", "b"], []])
+    assert holds_text(["a", None, "", "7 dwarfs"], TEXT_EXAMPLES)
+    assert holds_text([["a", "b"], []], TEXT_EXAMPLES)
     for others in (["a", "7"], [1.5], ["7", "-3.5e4", "1,000"], [None, ""], [{"a": "b"}], []):
-        assert not holds_text(others), others
+        assert not holds_text(others, TEXT_EXAMPLES), others
+
+
+def test_addresses_of_the_web_are_no_texts_but_may_stand_among_them_and_be_ids():
+    addresses = ["https://a.org/b?c=d", " www.a.org", None, ["HTTP://a.org"]]
+    assert not holds_text(addresses, TEXT_EXAMPLES)
+    assert holds_text([*addresses, "see https://a.org"], TEXT_EXAMPLES)
+    assert holds_text([["https://a.org", "an answer"]], TEXT_EXAMPLES)
+    assert holds_text(addresses, COLLECTION)

@@ -90,6 +90,18 @@ def test_csv_without_a_header_where_that_is_evident_or_told(
     assert all_examples(told) == [Example("rice", "food"), Example("sky", "weather")]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_column_of_addresses_is_no_negative(tmp_path: Path, form: str) -> None:
+    rows = [(f"how is it {n}", f"so it is {n}", f"https://a.org/{n}") for n in range(2)]
+    path = tmp_path / f"mine.{form}"
+    if form == "csv":
+        path.write_text(csv_text([("frage", "antwort", "quelle"), *rows], ",", "\n"))
+    else:
+        named = (dict(zip(("frage", "antwort", "quelle"), row)) for row in rows)
+        path.write_text("".join(json.dumps(record) + "\n" for record in named))
+    assert all_examples(text_records(str(path)), 1) == [Example(*row[:2]) for row in rows]
+
+
 def test_what_columns_are_taken_as_is_said_every_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
