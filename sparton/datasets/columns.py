@@ -23,6 +23,7 @@ _ADDRESS = re.compile(r"\s*(https?://|www\.)\S+\s*", re.IGNORECASE)
 _NEGATIVE = re.compile(
     r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|(?P<id>id))s?)?_?\d*"
 )
+_SET = "set"  # of texts, any two of which are a query and its positive
 # Columns that number rows or texts, or say where they are from. The first two are names that pandas
 # gives the index that it writes.
 _ABOUT = re.compile(
@@ -88,7 +89,7 @@ def _examples(kind: Kind, query: tuple[str, ...], positive: tuple[str, ...]) -> 
         second=Role(kind.positives, positive),
         others=(Role(("scores",), ("score", "teacher_score", "teacher_scores", "similarity")),),
         negatives=kind.negatives,
-        kept=("set", "label", *POSITIVE_SCORES, *NEGATIVE_SCORES),
+        kept=(_SET, "label", *POSITIVE_SCORES, *NEGATIVE_SCORES),
         instead=kind.documents,
         ids=kind is IDS,
     )
@@ -191,6 +192,14 @@ def _is_negative(name: str, schema: Schema) -> bool:
         return True
     told = _NEGATIVE.fullmatch(_plain(name)) if schema.negatives else None
     return told is not None and (schema.ids or told["id"] is None)  # ids are no texts
+
+
+def is_whole(names: Collection[str], schema: Schema) -> bool:
+    """Whether parts of these names are all that a record must have. A set stands for all."""
+    if _SET in names and _SET in schema.kept:
+        return True
+    first, second = schema.first.names, (*schema.second.names, *schema.instead)
+    return any(name in names for name in first) and any(name in names for name in second)
 
 
 def check_renames(

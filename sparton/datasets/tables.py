@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.column_files import COLUMN_FORMATS, count_rows, read_rows
-from sparton.datasets.columns import Schema, assign, check_renames, holds_text, is_header
+from sparton.datasets.columns import (
+    Schema,
+    assign,
+    check_renames,
+    holds_text,
+    is_header,
+    is_whole,
+)
 from sparton.datasets.files import (
     Advance,
     DataFile,
@@ -140,6 +147,8 @@ def _objects(
             parts = [renames.get(key, key) for key in record]
             twice = [key for key, part in zip(record, parts) if parts.count(part) > 1]
             raise RecordError(f"{twice} are taken as the same part: leave all but one out")
+        if not is_whole(renamed, schema) and not is_whole(record, schema):
+            return record  # which is refused, by the names that its user knows
         return renamed
 
     return Table(chain(sample, records), read if renames else decode, assigned.description)
@@ -216,6 +225,8 @@ def _named(
     ]
     assigned = assign(names, texts, schema)
     parts = [assigned.renames.get(name, name) for name in names]
+    if not is_whole(parts, schema) and not is_whole(names, schema):
+        parts = list(names)  # of records that are refused, by the names that their user knows
     optional = [name in assigned.optional for name in names]
 
     def read(raw: Any) -> dict[str, str | None]:

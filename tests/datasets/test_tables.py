@@ -102,6 +102,30 @@ def test_a_column_of_addresses_is_no_negative(tmp_path: Path, form: str) -> None
     assert all_examples(text_records(str(path)), 1) == [Example(*row[:2]) for row in rows]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_record_without_its_parts_is_told_by_its_own_keys(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"mine.{form}"
+
+    def write(names: list[str]) -> None:
+        cells = ["d1", "a title", "3"]
+        lines = csv_text([names, cells]) if form == "csv" else json.dumps(dict(zip(names, cells)))
+        path.write_text(lines)
+
+    write(["docno", "headline", "num"])
+    with pytest.raises(ValueError, match=r"expected, found \['docno', 'headline', 'num'\]"):
+        text_table("mine", [DataFile(str(path), path)], Reading())
+    write(["id", "Question", "score"])
+    with pytest.raises(ValueError, match=r"the keys \['id', 'Question', 'score'\] lack a query"):
+        text_records(str(path))
+
+
+def test_columns_may_name_a_set(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"gruppe": ["rice", "how is rice cooked"]}\n')
+    (example,) = all_examples(text_records(str(path), columns={"gruppe": "set"}))
+    assert {example.query, example.positive} == {"rice", "how is rice cooked"}
+
+
 def test_what_columns_are_taken_as_is_said_every_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,7 +242,7 @@ def test_faults_of_a_json_list_have_a_line(tmp_path: Path) -> None:
     path.write_text(
         '[\n  {"question": "q", "passage": "p"},\n  {"question": "q"},\n  ["r", "s"]\n]'
     )
-    with pytest.raises(ValueError, match=r"a\.json, line 3: the keys \['query'\] lack a query"):
+    with pytest.raises(ValueError, match=r"a\.json, line 3: the keys \['question'\] lack a q"):
         text_records(str(path))
     assert len(text_records(str(path), on_error="skip")) == 2
     path.write_text('[\n  ["q", "p"],\n  ["r" "s"]\n]')
