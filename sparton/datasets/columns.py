@@ -238,7 +238,8 @@ def is_header(
 
     It does if all its fields are known names, some of which may be empty, as spreadsheets leave
     those of columns without content. Unknown ones are names if they differ and are short words
-    while most of the next lines have something longer; where those look alike, nobody can tell.
+    while most of the next lines have something longer; where those look alike, nobody can tell. Nor
+    where a line is an id and a text, which may be short, and none of its fields is a known name.
 
     Args:
         fields: of the first line.
@@ -253,6 +254,8 @@ def is_header(
     plain = [_plain(field) for field in fields if field.strip()]
     if schema.ids or len(set(plain)) < len(plain):
         return False
+    if schema.keyed and not any(_is_known(field, schema) for field in fields if field.strip()):
+        return assumed
     longer = [not all(map(_like_a_name, line)) for line in following]
     return sum(longer) > len(longer) / 2 or assumed
 

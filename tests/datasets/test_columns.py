@@ -123,6 +123,8 @@ SHORT = [["rice", "food"], ["sky", "weather"]]
         (["qid", "pid", "pos_score"], [], ID_EXAMPLES, "a header"),
         (["q1", "d1"], [["q2", "d2 and d3"]], ID_EXAMPLES, "none"),
         (["id", "text"], LONG, COLLECTION, "a header"),
+        (["nummer", "text"], LONG, COLLECTION, "a header"),
+        (["q1", "define extreme"], LONG, COLLECTION, "as assumed"),
     ],
 )
 def test_headers(fields: list[str], following: list, schema: Schema, expected: str):

@@ -119,6 +119,13 @@ def test_a_record_without_its_parts_is_told_by_its_own_keys(tmp_path: Path, form
         text_records(str(path))
 
 
+def test_a_short_text_on_the_first_line_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "queries.tsv"
+    path.write_text("q1\tdefine extreme\nq2\thow is rice cooked\nq3\twhy is the sky blue\n")
+    table = text_table("queries", [DataFile(str(path), path)], Reading())
+    assert table.take(range(len(table))).ids == ["q1", "q2", "q3"]
+
+
 def test_columns_may_name_a_set(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"gruppe": ["rice", "how is rice cooked"]}\n')
