@@ -54,7 +54,8 @@ def example_table(
         tally = Tally(on_error)
         facts: Facts = {"scored": None, "teachers": None}
         facts |= {"without_negatives": 0, "first_without_negatives": None, "repeated": 0}
-        batches = _batches(_watched(read(tally), tally, facts), texts, tally, facts)
+        records = read(tally) if texts is None else _resolved(read(tally), texts, tally)
+        batches = _batches(_watched(records, tally, facts), texts is not None, facts)
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
             places = f" in {files[0].name}" if files else ""
@@ -104,25 +105,25 @@ def _schema(ids: bool) -> "pa.Schema":
     )
 
 
-def _batches(
-    records: Iterator[Placed], texts: Texts | None, tally: Tally, facts: Facts
-) -> "Iterator[pa.RecordBatch]":
+def _batches(records: Iterator[Placed], ids: bool, facts: Facts) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
-    schema = _schema(texts is not None)
-    size = TEXT_ROWS_PER_BATCH if texts is None else ID_ROWS_PER_BATCH
-    for chunk in chunks(records, size):
-        rows: Sequence[tuple] = [placed.value for placed in chunk]
-        if texts is not None:
-            rows = _resolve(chunk, texts, tally)
-        if rows:
-            facts["without_negatives"] += sum(not negatives for _, _, negatives, *_ in rows)
-            columns = [pa.array(cells, entry.type) for cells, entry in zip(zip(*rows), schema)]
-            yield pa.record_batch(columns, schema=schema)
+    schema = _schema(ids)
+    for chunk in chunks(records, ID_ROWS_PER_BATCH if ids else TEXT_ROWS_PER_BATCH):
+        rows = [placed.value for placed in chunk]
+        facts["without_negatives"] += sum(not negatives for _, _, negatives, *_ in rows)
+        columns = [pa.array(cells, entry.type) for cells, entry in zip(zip(*rows), schema)]
+        yield pa.record_batch(columns, schema=schema)
 
 
-def _resolve(chunk: Sequence[Placed], texts: Texts, tally: Tally) -> list[tuple]:
-    """Rows with ids replaced by row numbers, without those that have an unknown or empty text."""
+def _resolved(records: Iterator[Placed], texts: Texts, tally: Tally) -> Iterator[Placed]:
+    """Records with ids replaced by row numbers, without those that have an unknown or empty
+    text."""
+    for chunk in chunks(records, ID_ROWS_PER_BATCH):
+        yield from _resolve(chunk, texts, tally)
+
+
+def _resolve(chunk: Sequence[Placed], texts: Texts, tally: Tally) -> Iterator[Placed]:
     query_table, document_table = texts
     rows = [placed.value for placed in chunk]
     flat = [each for row in rows for each in (*row.positives, *row.negatives)]
@@ -130,7 +131,6 @@ def _resolve(chunk: Sequence[Placed], texts: Texts, tally: Tally) -> list[tuple]
     documents = document_table.find(flat)
     bad_queries = (queries < 0) | query_table.empty(queries)
     bad_documents = (documents < 0) | document_table.empty(documents)
-    resolved = []
     start = 0
     for number, row in enumerate(rows):
         middle, stop = start + len(row.positives), start + len(row.positives) + len(row.negatives)
@@ -140,10 +140,13 @@ def _resolve(chunk: Sequence[Placed], texts: Texts, tally: Tally) -> list[tuple]
             bad = start + int(bad_documents[start:stop].argmax())
             tally.reject(chunk[number].place, _fault("document", flat[bad], documents[bad]))
         else:
-            found = (documents[start:middle].tolist(), documents[middle:stop].tolist())
-            resolved.append((int(queries[number]), *found, row.scores))
+            found = row._replace(
+                query=int(queries[number]),
+                positives=documents[start:middle].tolist(),
+                negatives=documents[middle:stop].tolist(),
+            )
+            yield chunk[number]._replace(value=found)
         start = stop
-    return resolved
 
 
 def _fault(part: str, identifier: str, row: NDArray[np.int64]) -> str:

@@ -205,6 +205,23 @@ def test_faults_of_ids_stop_or_are_counted(
     )
 
 
+def test_records_of_unknown_ids_decide_nothing_about_the_others(
+    write_ids: Callable[..., Records], write_lines: Write, write_jsonl: Write
+) -> None:
+    with pytest.raises(ValueError, match=r"no usable record in .*; .*the query id '9' is not in"):
+        write_ids(["9\t10", "8\t10"], on_error="skip")
+    known = {"query_id": "1", "document_ids": ["10", "11"], "scores": [2.0, 1.0]}
+    unknown = {"query_id": "9", "positive_id": "10"}
+    source = id_records(
+        write_jsonl([unknown, known], "scored.jsonl"),
+        write_lines(QUERIES, "queries.tsv"),
+        write_lines(COLLECTION, "collection.tsv"),
+        on_error="skip",
+    )
+    assert all_examples(source, 1) == [Example("query one", "doc ten", ("doc eleven",), (2.0, 1.0))]
+    assert source.table.facts["first_without_negatives"] is None
+
+
 def test_ids_that_occur_twice(write_lines: Write) -> None:
     contents = {"t.tsv": ["1\t1"], "q.tsv": ["1\tx"], "c.tsv": ["1\ta", "2\tb", "1\tc"]}
     files = [write_lines(lines, name) for name, lines in contents.items()]
