@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparton.datasets.collection import beir_file
+from sparton.datasets.collection import beir_file, zip_of
 from sparton.datasets.files import DataFile, locate, was_saved
 from sparton.types import Side
 
@@ -21,8 +21,8 @@ def text_files(names: Sequence[str], side: Side) -> list[DataFile]:
         FileNotFoundError: a name that fits nothing.
     """
     path = Path(names[0])
-    archive = path.suffix == ".zip" or path.with_name(f"{path.name}.zip").is_file()
-    if len(names) == 1 and (path.is_dir() or archive) and not was_saved(path):
+    held = path.is_dir() or path.suffix == ".zip" or zip_of(path).is_file()
+    if len(names) == 1 and held and not was_saved(path):
         return [beir_texts(path, side)]
     return locate(names)
 

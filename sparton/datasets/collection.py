@@ -73,7 +73,7 @@ def beir_folder(
     )
     judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
     return build_task(
-        name or f"{folder.name.removesuffix('.zip')}/{split}",
+        name or f"{folder.absolute().name.removesuffix('.zip')}/{split}",
         documents,
         queries,
         read_judgments(judged),
@@ -98,7 +98,7 @@ def beir_file(folder: Path, name: str) -> DataFile:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return DataFile(str(candidate), candidate)
-    archive = folder if folder.suffix == ".zip" else folder.with_name(f"{folder.name}.zip")
+    archive = zip_of(folder)
     if archive.is_file() and not folder.is_dir():
         return _archived(archive, name)
     place = (folder / name).parent
@@ -111,6 +111,13 @@ def beir_file(folder: Path, name: str) -> DataFile:
         f"{folder / name}[.gz] does not exist; {there}. A folder in the "
         f"layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv, or is {archive}"
     )
+
+
+def zip_of(folder: Path) -> Path:
+    """The zip file of BEIR that ``folder`` is, or that may lie in its place."""
+    if folder.suffix == ".zip":
+        return folder
+    return Path(f"{folder if folder.name else folder.absolute()}.zip")  # "." has no name
 
 
 def _archived(archive: Path, name: str) -> DataFile:

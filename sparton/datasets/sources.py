@@ -216,7 +216,7 @@ def beir_pairs(
     reading = Reading(on_error=on_error)
     reading.check()
     folder = Path(path)
-    name = name or f"{folder.name}/{split}"
+    name = name or f"{folder.absolute().name}/{split}"
     judgments = beir_file(folder, f"qrels/{split}.tsv")
     queries, documents = (
         text_table(f"{name} ({file})", [beir_file(folder, f"{file}.jsonl")], reading, cache_dir)

@@ -11,7 +11,8 @@ from zipfile import ZipFile, ZipInfo
 
 import pytest
 
-from sparton.datasets.collection import beir_folder, beir_texts
+from sparton.cli.collections import text_files
+from sparton.datasets.collection import beir_folder, beir_texts, has_judgments
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
 DOCUMENTS = [
@@ -235,6 +236,17 @@ def test_files_of_another_format_are_refused_before_they_are_read(tmp_path: Path
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{name}: texts are read from JSON lines here: convert"):
         beir_texts([tmp_path / name], or_files=True)
+
+
+def test_the_folder_where_one_is(write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(write_beir(DOCUMENTS, QUERIES, QRELS))
+    monkeypatch.chdir(folder)
+    task = beir_folder(".")
+    assert task.name == f"{folder.name}/test" and task.qrels == beir_folder(str(folder)).qrels
+    assert text_files(["."], "query")[0].path == Path("queries.jsonl")
+    assert not has_judgments(".", "dev")
+    with pytest.raises(FileNotFoundError, match=r"qrels/dev\.tsv.* does not exist; qrels holds"):
+        beir_folder(".", "dev")
 
 
 def test_a_folder_that_is_not_there_is_not_said_to_hold_nothing(tmp_path):
