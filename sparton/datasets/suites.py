@@ -18,6 +18,7 @@ READERS: dict[str, Callable[..., RetrievalTask]] = {
     "folders": beir_folder,
     "hub": hub_task,
 }
+_OF_ALL = ("name", "exclude_self", "on_unknown")  # arguments of readers that a suite sets itself
 LENGTHS, PROMPTS = TextForm._fields[:2], TextForm._fields[2:]
 KEYS = (*READERS, *TextForm._fields)
 
@@ -96,17 +97,20 @@ def _checked(place: str, entry: Entry) -> Entry:
         if key in PROMPTS and not isinstance(value, str | None):
             raise ValueError(f"{place}.{key}={value}: must be a text")
         if key in READERS:
-            taken = inspect.signature(READERS[key]).parameters
-            for argument in _arguments(READERS[key], value):
+            parameters = inspect.signature(READERS[key]).parameters
+            taken = [argument for argument in parameters if argument not in _OF_ALL]
+            for argument, given in _arguments(READERS[key], value).items():
                 if argument not in taken:
                     raise ValueError(
                         f"{place}.{key}.{argument}: {key} takes no {argument}, but "
                         f"{', '.join(taken)}"
                     )
+                if not isinstance(given, str):
+                    raise ValueError(f"{place}.{key}.{argument}={given}: must be a text")
     return entry
 
 
-def _arguments(read: Callable[..., RetrievalTask], place: Any) -> dict[str, str]:
+def _arguments(read: Callable[..., RetrievalTask], place: Any) -> dict[str, Any]:
     """The arguments of a reader; a text is its first."""
     if isinstance(place, str):
         return {next(iter(inspect.signature(read).parameters)): place}

@@ -79,6 +79,11 @@ def test_documents_that_a_judgment_excludes(rules: Rules, tmp_path: Path) -> Non
             "each.folders.paht: folders takes no paht, but ",
         ),
         (
+            {"collections": {"a": {"folders": {"exclude_self": False}}}},
+            "a.folders.exclude_self: folders takes no exclude_self, but path, split, qrels$",
+        ),
+        ({"each": {"folders": {"split": 7}}}, "each.folders.split=7: must be a text"),
+        (
             {"collections": {"a": {"query_length": 0}}},
             "a.query_length=0: must be a number of toke",
         ),
