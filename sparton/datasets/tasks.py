@@ -169,7 +169,12 @@ def trec_task(
         FileNotFoundError: a file is missing.
         ValueError: malformed or contradictory content, naming file and line.
     """
-    (judgments,) = locate(qrels)
+    judgments, *others = locate(qrels)
+    if others:
+        raise ValueError(
+            f"qrels={qrels} fits {judgments.name} and {len(others)} more: name the one file of the "
+            "judgments"
+        )
     return build_task(
         name or judgments.path.name.partition(".")[0],
         _texts(documents, columns),

@@ -91,6 +91,15 @@ def test_trec_files_of_every_format(write_lines: Write, tmp_path: Path, form: st
     assert dict(zip(*task.queries)) == {"q2": "two"}
 
 
+def test_judgments_are_one_file(write_lines: Write) -> None:
+    texts = write_lines(["d1\tone"], "documents.tsv")
+    for name in ("a.qrels", "b.qrels"):
+        qrels = write_lines(["d1 0 d1 1"], name)
+    pattern = str(Path(qrels).with_name("*.qrels"))
+    with pytest.raises(ValueError, match=r"qrels=.*\*\.qrels fits .*a\.qrels and 1 more: name the"):
+        trec_task(texts, texts, pattern)
+
+
 def test_trec_files_whose_columns_are_renamed(write_lines: Write) -> None:
     documents = write_lines(["nummer\tinhalt", "d1\tone", "d2\ttwo"], "documents.tsv")
     qrels = write_lines(["d1 0 d2 1"], "qrels.txt")
