@@ -278,9 +278,15 @@ def _csv(file: DataFile, advance: Advance) -> Iterator[tuple[int, list[str] | cs
         line.decode(errors="surrogateescape") + "\n" for _, line in read_all_lines(file, advance)
     )
     first = next(lines, "")
+    blank = 0  # lines before the first with content, which tells the delimiter
+    while first.isspace() and (line := next(lines, "")):
+        first, blank = line, blank + 1
     delimiter, spaced = _dialect(first)
     reader = csv.reader(
-        chain([first], lines), delimiter=delimiter, skipinitialspace=spaced, strict=True
+        chain(["\n"] * blank, [first], lines),
+        delimiter=delimiter,
+        skipinitialspace=spaced,
+        strict=True,
     )
     while True:
         number = reader.line_num + 1

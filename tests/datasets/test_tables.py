@@ -126,6 +126,15 @@ def test_a_short_text_on_the_first_line_is_no_header(tmp_path: Path) -> None:
     assert table.take(range(len(table))).ids == ["q1", "q2", "q3"]
 
 
+def test_csv_may_begin_with_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("\n \nquestion;passage\nhow is it;so it is\nwhat\n")
+    with pytest.raises(ValueError, match=r"mine\.csv, line 5: 2 fields expected, not 1"):
+        text_records(str(path))
+    source = text_records(str(path), on_error="skip")
+    assert all_examples(source) == [Example("how is it", "so it is")]
+
+
 def test_columns_may_name_a_set(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"gruppe": ["rice", "how is rice cooked"]}\n')
