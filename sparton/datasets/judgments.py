@@ -37,7 +37,7 @@ def read_judgments(
     """The lines of a qrels file, with a second column as TREC has it, or all without; ``reject`` is
     given the place of each that is malformed, and what is wrong with it."""
     columns = 0
-    for number, line in read_lines(file):
+    for place, (number, line) in enumerate(read_lines(file)):
         try:
             fields = decode_text(line).split("\t" if b"\t" in line else None)
             given = len(fields)
@@ -47,7 +47,7 @@ def read_judgments(
                 raise RecordError(f"the lines before have {columns} columns, and this has {fields}")
             if given == 4:
                 del fields[1]
-            if number == 1 and _is_header(fields):
+            if place == 0 and _is_header(fields):
                 continue
             columns = given
             yield Judgment(fields[0], fields[1], parse_grade(fields[2]), number)

@@ -97,7 +97,9 @@ def test_faults_are_named(write_beir: WriteBeir, fault: str) -> None:
 HEADERS = ["query-id\tcorpus-id\tscore", "query_id doc-id relevance", "QID\tDocID\tlabel", ""]
 
 
-@pytest.mark.parametrize("header", [*HEADERS, "query-id\tQ0\tcorpus-id\tscore"])
+@pytest.mark.parametrize(
+    "header", [*HEADERS, "query-id\tQ0\tcorpus-id\tscore", "\nquery-id\tcorpus-id\tscore"]
+)
 def test_known_headers_are_no_judgments(write_beir: WriteBeir, header: str) -> None:
     folder = Path(write_beir(DOCUMENTS, QUERIES, QRELS))
     (folder / "qrels" / "test.tsv").write_text("\n".join([header, *QRELS]) + "\n")
