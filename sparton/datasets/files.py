@@ -66,9 +66,11 @@ def locate(
     Raises:
         MissingDataError: a name or pattern that fits nothing; says what the folder holds.
         ConnectionError: the hub did not give a file; says how to do without.
-        ValueError: a folder of several data sets, or a file that is named twice.
+        ValueError: no name, a folder of several data sets, or a file that is named twice.
     """
     names = [files] if isinstance(files, str) else list(files)
+    if not names:
+        raise ValueError(f"files={names}: name a file, or several")
     if root is None and hub is not None:
         return [_download(hub, name) for name in names]
     try:

@@ -117,6 +117,8 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
         locate(["*.tsv", "a.tsv"], root=root)
     with pytest.raises(FileNotFoundError, match=r"d\.tsv: no such file.*holds a\.tsv, b\.tsv, c"):
         locate("d.tsv", root=root)
+    with pytest.raises(ValueError, match=r"files=\[\]: name a file, or several"):
+        locate([], root=root)
     with pytest.raises(FileNotFoundError, match=r"in is a folder: name its files, as .*/in/\*"):
         locate("in", root=str(tmp_path))
     (tmp_path / "beir").mkdir()
