@@ -5,6 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from glob import glob
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -58,8 +59,8 @@ def locate(
 
     Args:
         files: names or glob patterns, relative to ``root`` if that is given; a name stands for
-            that file or, where there is none, for the same with .gz. On the hub, exact names in
-            the repository.
+            that file or, where there is none, for the same with .gz. Patterns may be of folders,
+            too, and take in no hidden files. On the hub, exact names in the repository.
         root: local folder that holds the files; goes before ``hub``.
         hub: dataset repository on the Hugging Face hub, ``owner/name``.
 
@@ -92,7 +93,10 @@ def _find(folder: Path, name: str) -> list[DataFile]:
             return [DataFile(str(candidate), candidate)]
     if path.is_dir():
         return [DataFile(str(each), each) for each in _saved_files(path)]
-    found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+    # A folder that is there may have the characters of patterns in its name.
+    start, pattern = (path.parent, path.name) if path.parent.is_dir() else (folder, name)
+    matches = glob(pattern, root_dir=start, recursive=True)  # noqa: PTH207 (that takes hidden ones)
+    found = sorted(start / each for each in matches if (start / each).is_file())
     if not found:
         raise MissingDataError(f"{path}: no such file. {_listing(path.parent)}")
     return [DataFile(str(each), each) for each in found]

@@ -135,6 +135,31 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
         locate("d.tsv", root=f"{root}/nowhere")
 
 
+def test_patterns_of_folders_and_folders_named_like_patterns(tmp_path: Path) -> None:
+    names = ["a/x.tsv", "b/x.tsv", "b/._x.tsv", "[ab]*/x.tsv", "[ab]*/[x].tsv"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+
+    def found(name: str, root: Path = tmp_path) -> list[str]:
+        return [str(file.path.relative_to(root)) for file in locate(name, root=str(root))]
+
+    everything = ["[ab]*/[x].tsv", "[ab]*/x.tsv", "a/x.tsv", "b/x.tsv"]
+    assert found("?/*.tsv") == ["a/x.tsv", "b/x.tsv"]
+    assert found("**/*.tsv") == everything
+    assert found("[ab]*/*.tsv") == everything[:2]
+    assert found("*.tsv", tmp_path / "[ab]*") == ["[x].tsv", "x.tsv"]
+    assert found("[x].tsv", tmp_path / "[ab]*") == ["[x].tsv"]
+    assert [file.path for file in locate(f"{tmp_path}/?/x*")] == [
+        tmp_path / "a/x.tsv",
+        tmp_path / "b/x.tsv",
+    ]
+    with pytest.raises(
+        FileNotFoundError, match=r"c\*/x\.tsv: no such file\. The folder .*c\* does"
+    ):
+        found("c*/x.tsv")
+
+
 def test_hub_files_go_through_datasets_and_keep_their_names(
     monkeypatch: pytest.MonkeyPatch, write_lines: Callable[..., str]
 ) -> None:
