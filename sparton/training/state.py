@@ -53,7 +53,7 @@ def unwritten_told(path: Path) -> Iterator[None]:
         # torch.save makes an error of its own of an interrupt while it writes.
         if KeyboardInterrupt in (type(error), type(error.__context__)):
             raise KeyboardInterrupt from error
-        earlier = [kept.name for kept in _newest_first(path.parent)]
+        earlier = [kept.name for kept in newest_first(path.parent)]
         first = error.__cause__ or error.__context__ or error
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
@@ -64,7 +64,7 @@ def unwritten_told(path: Path) -> Iterator[None]:
 
 def remove_older(folder: Path) -> None:
     """Remove all checkpoints but the last two."""
-    for old in _newest_first(folder)[_KEPT:]:
+    for old in newest_first(folder)[_KEPT:]:
         if old.is_dir():
             shutil.rmtree(old)
         else:
@@ -99,7 +99,7 @@ def newest_good(
         OtherRunError: they are of a training that is sharded where this is not, or the other way
             round.
     """
-    candidates = _newest_first(folder)
+    candidates = newest_first(folder)
     for path in candidates:
         if path.is_dir() != sharded:
             began, now = ("", "not ") if path.is_dir() else ("not ", "")
@@ -214,6 +214,7 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints of a folder."""
     found = [*folder.glob("step-*.pt"), *(path for path in folder.glob("step-*") if path.is_dir())]
     return sorted(found, key=lambda path: path.stem, reverse=True)

@@ -120,6 +120,20 @@ def test_a_run_goes_on_with_the_negatives_that_its_checkpoint_names(
     assert run(killed, cfg) != whole, "other negatives show"
 
 
+@pytest.mark.slow
+def test_minings_that_no_checkpoint_goes_on_with_are_removed(examples, tmp_path):
+    cfg = config(examples, "refresh.every=1", "checkpoint_every=2", "steps=8")
+    folder = tmp_path / "run"
+    run(folder, cfg)
+    # At step 7, the last mining, the last two checkpoints were those of steps 4 and 6.
+    left = sorted(each.name[:13] for each in (folder / "negatives").iterdir())
+    assert left == [f"step-0000000{step}" for step in (3, 4, 5, 6, 7)]
+    whole = losses(folder)
+    (folder / "checkpoints/step-00000008.pt").unlink()
+    shutil.rmtree(folder / "model")
+    assert run(folder, cfg) == whole, "from step 6 on, with what step 5 mined and then anew"
+
+
 def _first_negatives(self, index, draw, num_negatives):
     from sparton.types import Example
 

@@ -3,10 +3,11 @@ arXiv 2007.00808).
 
 The mined examples are files of the run's folder. Their names have a digest of the weights that
 mined them, and checkpoints have their names: what goes on with the same weights goes on with the
-same negatives.
+same negatives. Those of which no checkpoint is left are removed when others have taken their place.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from sparton.pipelines.mining.miners import TrainedModel
 from sparton.pipelines.mining.pipeline import mine_hard_negatives
 from sparton.pipelines.mining.selection import Rule
 from sparton.training.loop import Trainer
-from sparton.training.state import learned_state
+from sparton.training.state import learned_state, newest_first, step_of
 from sparton.types import TrainBatch
 
 log = logging.getLogger(__name__)
@@ -137,9 +138,25 @@ class RefreshedBatches:
             mined = self._read(self._data, trainer.mined)
             self._refuse_nothing(step, mined)
             trainer.world.barrier()  # none begins to train, and to save, while others read
+            if trainer.world.is_main:
+                self._remove_older(step)
         seconds = time.perf_counter() - begin
         log.info("step %d: negatives were mined anew in %.0f s", step, seconds)
         return mined
+
+    def _remove_older(self, step: int) -> None:
+        """Remove minings from before the one that the oldest checkpoint goes on with, the newest
+        before its step."""
+        checkpoints = newest_first(self._trainer.folder / "checkpoints")
+        oldest = min([step, *map(step_of, checkpoints)])
+        before = {
+            folder: mined
+            for folder in self._folder.glob("step-*")
+            if (mined := int(folder.name.split("-")[1])) < oldest
+        }
+        for folder, mined in before.items():
+            if mined < max(before.values()):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _refuse_nothing(self, step: int, mined: Mixture) -> None:
         """Refuse a rule that has left no negative to any example."""
@@ -188,7 +205,7 @@ class RefreshedBatches:
                             "checkpoint: put it back, or delete the checkpoints to start from "
                             "step 0"
                         )
-                    fresh = mined_records(source, file, cache_dir=str(self._folder))
+                    fresh = mined_records(source, file, cache_dir=str(file.parent))
                     part = data.sources[name]
                     sources[name] = Rest(fresh, part.without) if isinstance(part, Rest) else fresh
             self._trainer.world.barrier()
