@@ -127,7 +127,8 @@ def listed_records(
         ValueError: a malformed record, with its number.
     """
     listed = [list(record) if isinstance(record, tuple) else record for record in records]
-    key = hashlib.sha256(json.dumps([LAYOUT_VERSION, listed]).encode()).hexdigest()[:32]
+    written = json.dumps([LAYOUT_VERSION, listed], default=repr)  # what is no JSON is refused below
+    key = hashlib.sha256(written.encode()).hexdigest()[:32]
 
     def read(tally: Tally) -> Iterator[Placed]:
         for number, record in enumerate(listed, start=1):
