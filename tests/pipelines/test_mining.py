@@ -316,6 +316,8 @@ def test_examples_and_collections_in_memory_give_what_those_in_files_give(pairs,
     assert read_records(tmp_path / "memory.jsonl") == records
     with pytest.raises(ValueError, match="examples, line 2: a list of 1 where"):
         listed_records([("one", "two"), ("alone",)])
+    with pytest.raises(ValueError, match="collection has no texts to mine in"):
+        mine_hard_negatives(listed, tmp_path / "none.jsonl", collection=TextList([]), **settings)
     scored = {"query": "one", "pos": ["two"], "scores": [np.float32(1)]}
     with pytest.raises(
         ValueError, match=r"examples, line 1: 'scores' holds .*1\.0.* is not a numb"

@@ -134,6 +134,8 @@ def _collection(
     for name in ("ids", "exclude_self"):
         if getattr(written, name):
             raise ArgumentError(f"{{{name}:name}} needs examples with ids", **{name: True})
+    if collection is not None and not len(collection):
+        raise ArgumentError("{collection:name} has no texts to mine in: give some", collection=None)
     return collection
 
 
