@@ -149,8 +149,8 @@ def read_texts(file: DataFile) -> Iterator[Located]:
 def beir_texts(
     paths: Iterable[Path], name: str = "corpus.jsonl", *, or_files: bool = False
 ) -> Iterator[str]:
-    """The texts of the files ``name`` of folders in the layout of BEIR, one after the other; with
-    ``or_files`` a path may also be such a file.
+    """The texts of the files ``name`` of folders in the layout of BEIR, or of their zip files, one
+    after the other; with ``or_files`` a path may also be such a file.
 
     Raises:
         FileNotFoundError: a file is missing; nothing has been read then.
@@ -158,7 +158,9 @@ def beir_texts(
             format, before anything is read.
     """
     files = [
-        _json_lines(path) if or_files and path.is_file() else beir_file(path, name)
+        _json_lines(path)
+        if or_files and path.is_file() and path.suffix != ".zip"
+        else beir_file(path, name)
         for path in paths
     ]
     return (text for file in files for _, _, text in read_texts(file))

@@ -156,6 +156,7 @@ def test_a_zip_file_of_beir_is_read_where_it_lies(
     archive = zipped(folder, top)
     for path in (folder, str(archive)):
         assert beir_folder(path) == expected
+        assert list(beir_texts([Path(path)], or_files=True)) == expected.documents.texts
         with pytest.raises(
             FileNotFoundError, match=r"beir\.zip has no qrels/dev\.tsv\[\.gz\] at its"
         ):
