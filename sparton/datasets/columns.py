@@ -194,7 +194,7 @@ def _is_negative(name: str, schema: Schema) -> bool:
     return told is not None and (schema.ids or told["id"] is None)  # ids are no texts
 
 
-def is_whole(names: Collection[str], schema: Schema) -> bool:
+def is_whole(names: Collection[object], schema: Schema) -> bool:
     """Whether parts of these names are all that a record must have. A set stands for all."""
     if _SET in names and _SET in schema.kept:
         return True
