@@ -24,10 +24,11 @@ _NEGATIVE = re.compile(
     r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|answer|(?P<id>id))s?)?_?\d*"
 )
 _SET = "set"  # of texts, any two of which are a query and its positive
-# Columns that number rows or texts, or say where they are from. The first two are names that pandas
-# gives the index that it writes.
+# Columns that number rows or texts, or say where they are from. The first three are names that
+# pandas gives the index that it writes.
 _ABOUT = re.compile(
-    r"|unnamed:_0|idx|index|row|nr|split|(.*_)?([cdpqu]?ids?|doc_?(id|no)|uuid|guid|hash|ur[il])"
+    r"|unnamed:_0|__index_level_\d+__|idx|index|row|nr|split|"
+    r"(.*_)?([cdpqu]?ids?|doc_?(id|no)|uuid|guid|hash|ur[il])"
 )
 
 

@@ -60,9 +60,10 @@ def test_names_go_before_order(names, renames, unused):
     assert found.description.partition("; not used: ")[2] == unused
 
 
-@pytest.mark.parametrize(
-    "name", ["id", "_id", "docid", "DocNo", "pid", "qid", "uuid", "article_ids", "page_url", "nr"]
-)
+ABOUT = ["id", "_id", "docid", "DocNo", "pid", "qid", "uuid", "article_ids", "page_url", "nr"]
+
+
+@pytest.mark.parametrize("name", [*ABOUT, "__index_level_0__"])
 def test_ids_are_no_texts(name):
     columns = [name, "frage", "antwort"]
     renames = {"frage": "query", "antwort": "positive"}
