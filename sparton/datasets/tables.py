@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, islice
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -113,7 +114,8 @@ def _objects(
     given: Mapping[str, str],
     schema: Schema,
 ) -> Table:
-    """Records that name their parts themselves: some of the first tell how."""
+    """Records that name their parts themselves: some of the first tell how. Of keys that only later
+    ones have, the names alone tell."""
     sample = list(islice(records, _SAMPLE))
     seen = []
     for _, raw in sample:
@@ -123,8 +125,8 @@ def _objects(
             continue  # which is reported in its turn
         if isinstance(record, dict):
             seen.append(record)
+    keys = dict.fromkeys(key for record in seen for key in record).keys()
     if seen:
-        keys = list(dict.fromkeys(key for record in seen for key in record))
         check_renames(file.name, given, keys, schema)
     known = [{given.get(key, key): value for key, value in record.items()} for record in seen]
     names = list(dict.fromkeys(key for record in known for key in record))
@@ -133,14 +135,24 @@ def _objects(
         for name in names
         if schema.ids or holds_text((record.get(name) for record in known), schema)
     ]
+
     assigned = assign(names, texts, schema)
-    renames = assigned.renames | {
-        name: assigned.renames.get(called, called) for name, called in given.items()
-    }
+
+    @lru_cache(maxsize=64)
+    def renames_with(others: tuple[str, ...]) -> dict[str, str]:
+        later = assign([*names, *others], texts, schema).renames
+        found = assigned.renames | {name: later[name] for name in others if name in later}
+        return found | {name: found.get(called, called) for name, called in given.items()}
+
+    usual = renames_with(())
 
     def read(raw: Any) -> Any:
         record = decode(raw)
         if not isinstance(record, dict):
+            return record
+        whole = record.keys() <= keys
+        renames = usual if whole else renames_with(tuple(key for key in record if key not in keys))
+        if not renames:
             return record
         renamed = {renames.get(key, key): value for key, value in record.items()}
         if len(renamed) < len(record):
@@ -151,7 +163,7 @@ def _objects(
             return record  # which is refused, by the names that its user knows
         return renamed
 
-    return Table(chain(sample, records), read if renames else decode, assigned.description)
+    return Table(chain(sample, records), read, assigned.description)
 
 
 def _delimited(

@@ -135,6 +135,15 @@ def test_csv_may_begin_with_blank_lines(tmp_path: Path) -> None:
     assert all_examples(source) == [Example("how is it", "so it is")]
 
 
+def test_keys_that_only_later_records_have_go_by_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    records = [{"question": f"q{n}", "passage": f"p{n}", "note": "x"} for n in range(30)]
+    later = {"question": "q", "passage": "p", "hard_negatives": ["n"], "source": "y"}
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*records, later]))
+    examples = all_examples(text_records(str(path)), 1)
+    assert examples[-1] == Example("q", "p", ("n",)) and not examples[0].negatives
+
+
 def test_columns_may_name_a_set(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"gruppe": ["rice", "how is rice cooked"]}\n')
