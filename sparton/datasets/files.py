@@ -110,7 +110,10 @@ def was_saved(folder: Path) -> bool:
 def _saved_files(folder: Path) -> list[Path]:
     """The files of a folder that ``Dataset.save_to_disk`` wrote."""
     if (split := folder / _SPLIT).is_file():
-        parts = _fields(split).need("_data_files", list)
+        if not (parts := _fields(split).need("_data_files", list)):
+            raise MissingDataError(
+                f"{folder} was saved without rows: save a data set that has some"
+            )
         return [folder / Fields.of(part, str(split)).path("filename") for part in parts]
     if (several := folder / _SPLITS).is_file():
         names = _fields(several).strings("splits") or ["train"]

@@ -67,6 +67,9 @@ def test_a_folder_that_datasets_saved_is_a_file_of_examples(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"both holds the splits train, test: name one, as"):
         locate(str(tmp_path / "both"))
     assert len(locate(str(tmp_path / "both" / "test"))) == 1
+    saved.select([]).save_to_disk(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="empty was saved without rows"):
+        locate(str(tmp_path / "empty"))
     (tmp_path / "saved" / "state.json").write_text("{")
     with pytest.raises(ValueError, match=r"state\.json is not valid JSON"):
         locate(str(tmp_path / "saved"))
