@@ -160,7 +160,7 @@ def build_trainer(
         ),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | frozen | data.identity() | dev_identity(dev_tasks, world),
-        watch=LearningWatch(objective.ranking),
+        watch=LearningWatch(objective.ranking, objective.score_weights),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
         sources=list(data.sources),
         averages=AveragedWeights(encoder, instantiate(cfg.averaging), steps)

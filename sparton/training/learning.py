@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sparton.losses.combination import WeightedSum
-from sparton.losses.contract import Loss
+from sparton.losses.contract import Loss, Scored
 from sparton.losses.distillation import MarginMSE
-from sparton.losses.joint import Joint
+from sparton.losses.joint import SUM, Joint
 from sparton.losses.objective import all_scores
 from sparton.losses.ranking import InfoNCE, RankingLoss, Triplet, own_scores
 from sparton.representations import Representations
@@ -32,10 +32,11 @@ class LearningWatch:
 
     Args:
         ranking: the loss of the run; of losses that are no functions of scores nothing is known.
+        score_weights: of the halves in the sum of their scores, for losses that look at it.
     """
 
-    def __init__(self, ranking: Loss) -> None:
-        self._ranking = ranking
+    def __init__(self, ranking: Loss, score_weights: Mapping[str, float] | None = None) -> None:
+        self._ranking, self._score_weights = ranking, score_weights or {}
         self._first: frozenset[str] | None = None  # what was wrong at the first line
         self._over = False
 
@@ -63,7 +64,7 @@ class LearningWatch:
             self._over = True
             return None
         faults = {"gradient": _no_gradient(record["gradient_norm"])}
-        for place, loss, scores in _scored(self._ranking, queries, documents, positives):
+        for place, loss, scores in self._scored(queries, documents, positives):
             own = positives[: len(scores)]
             if isinstance(loss, MarginMSE) and teacher_scores is not None:
                 faults[place] = _far_from_teacher(loss, scores, own, teacher_scores[: len(scores)])
@@ -77,18 +78,22 @@ class LearningWatch:
         self._over = True
         return next((fault for place, fault in found.items() if place in self._first), None)
 
-
-def _scored(
-    ranking: Loss, queries: Representations, documents: Representations, positives: Tensor
-) -> Iterator[tuple[str, RankingLoss, Tensor]]:
-    """Every loss that is no sum, with a name and the scores ``[S, N]`` that it is a function of."""
-    count, last = min(_SAMPLE, queries.num_texts), documents.num_texts
-    if count < queries.num_texts:
-        last = int(positives[count])
-    scores = all_scores(_first(queries, count), _first(documents, last))
-    for kind, each in scores.items():
-        for name, leaf in _leaves(kind, ranking):
-            yield name, leaf, each
+    def _scored(
+        self, queries: Representations, documents: Representations, positives: Tensor
+    ) -> Iterator[tuple[str, RankingLoss, Tensor]]:
+        """Every loss that is no sum of losses, with a name and the scores ``[S, N]`` that it is a
+        function of."""
+        count, last = min(_SAMPLE, queries.num_texts), documents.num_texts
+        if count < queries.num_texts:
+            last = int(positives[count])
+        sample = _first(queries, count), _first(documents, last)
+        scores = all_scores(*sample)
+        if isinstance(self._ranking, Joint) and self._ranking.sum is not None:
+            batch = Scored(*sample, scores, positives[:count], None, self._score_weights)
+            scores[SUM] = batch.total_scores
+        for kind, each in scores.items():
+            for name, leaf in _leaves(kind, self._ranking):
+                yield name, leaf, each
 
 
 def _leaves(name: str, loss: Loss) -> Iterator[tuple[str, RankingLoss]]:

@@ -1,5 +1,6 @@
 """A run that learns nothing is told why, and a sound one nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,24 @@ def test_losses_of_sums_and_of_halves_are_judged_each():
         Joint(InfoNCE(), InfoNCE(), weights={"tokens": 0.0}),
     ):
         assert set(said(joint, halves, halves)) == {None}
+
+
+def test_the_loss_of_the_sum_of_all_halves_is_judged_by_their_weighted_sum():
+    sparse, tokens = sides(lead=3.0), sides(lead=6.0, tokens=True)
+    halves = tuple(
+        Representations(one.sparse, other.tokens) for one, other in zip(sparse, tokens, strict=True)
+    )
+
+    def told(joint: Joint, **score_weights: float) -> str | None:
+        watch = LearningWatch(joint, score_weights)
+        positives = torch.arange(QUERIES)
+        return [watch.look(step, RECORD, *halves, positives) for step in (1, 50)][1]
+
+    joint = Joint(InfoNCE(), InfoNCE(), sum=InfoNCE())
+    assert "nothing to teach" in (told(joint, tokens=8.0) or "")
+    assert told(joint) is None
+    assert told(replace(joint, weights={"sum": 0.0}), tokens=8.0) is None
+    assert told(Joint(InfoNCE(), InfoNCE()), tokens=8.0) is None
 
 
 @pytest.mark.slow
