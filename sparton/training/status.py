@@ -186,9 +186,13 @@ def _write(folder: Path, run: str, status: Status) -> None:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Processes of one run take turns, unless the file system has no locks or one does not let go:
-    a signal may have come to this very process in its turn."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Processes of one run take turns, unless the folder is gone, the file system has no locks or
+    one does not let go: a signal may have come to this very process in its turn."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
     for _ in range(20):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

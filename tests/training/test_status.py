@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -101,6 +102,14 @@ def test_an_end_that_cannot_be_written_at_all_is_no_error(tmp_path, caplog):
     with largest_file(10):
         assert end_run(tmp_path, "a", Status("failed", "the first cause"))
     assert "does not say how this run ended" in caplog.text
+
+
+def test_the_end_of_a_run_whose_folder_is_gone_is_no_error(tmp_path):
+    folder = tmp_path / "run"
+    begin_run(folder, "a")
+    shutil.rmtree(folder)
+    assert end_run(folder, "a", Status("failed", "the first cause"))
+    assert read_status(folder) == Status("failed", "the first cause")
 
 
 def test_the_next_owner_sweeps_what_dead_ones_have_left_and_a_member_does_not(
