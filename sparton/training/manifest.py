@@ -21,6 +21,7 @@ _PACKAGES = (
     "ranx",
     "numpy",
 )
+_PATIENCE = 10  # seconds in which git and the driver are to answer; a broken driver may never
 _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
@@ -60,10 +61,12 @@ def _git_state() -> dict[str, Any] | None:
 
 
 def _output(*command: str) -> str | None:
-    """Standard output of a command, None where it fails or does not exist."""
+    """Standard output of a command, None where it fails, does not exist or does not end."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.SubprocessError):
         return None
     return process.stdout.strip()
 

@@ -121,6 +121,11 @@ def test_the_manifest_is_json_and_survives_a_machine_without_git(monkeypatch):
     assert manifest.describe_environment()["git"] is None
 
 
+def test_the_manifest_does_without_a_command_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(manifest, "_PATIENCE", 0.1)
+    assert manifest._output("sleep", "5") is None  # of one that ends it would be ""
+
+
 def test_a_copy_of_the_code_says_of_which_commit(monkeypatch):
     monkeypatch.setenv("SPARTON_COMMIT", "0123abc")
     assert manifest.describe_environment()["git"] == {"sha": "0123abc", "dirty": None}
