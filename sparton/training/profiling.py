@@ -20,8 +20,9 @@ _BEGIN, _END = 2, 3  # lines of the log between which it looks: the first window
 class ProfileLogger(Logger):
     """``profile.json`` with the kernels of a window of steps, the most expensive first.
 
-    The window lies between the second line of this run's log and the third. Numbers are those of a
-    step: calls, and milliseconds of the device; without a GPU, operators and those of a core.
+    The window lies between the second line of this run's log and the third or, where there was an
+    evaluation meanwhile, which is no step, between the next two lines without. Numbers are those of
+    a step: calls, and milliseconds of the device; without a GPU, operators and those of a core.
 
     Args:
         directory: of the file.
@@ -37,6 +38,10 @@ class ProfileLogger(Logger):
 
     def log(self, record: Record, step: int) -> None:
         self._lines += 1
+        if self._lines == _END and any(name.startswith("dev_") for name in record):
+            assert self._profile is not None
+            self._profile.stop()
+            self._lines = _BEGIN
         if self._lines == _BEGIN:
             self._profile = profile(activities=[self._activity])
             self._profile.start()
@@ -46,7 +51,11 @@ class ProfileLogger(Logger):
 
     def close(self) -> None:
         if self._lines < _END:
-            log.warning("no %s: it needs %d lines of the log, log_every is too large", FILE, _END)
+            log.warning(
+                "no %s: it needs %d lines of the log, and no evaluation between the last two of "
+                "them: make log_every smaller",
+                *(FILE, _END),
+            )
         if self._profile is not None:
             self._profile.stop()
 

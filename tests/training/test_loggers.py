@@ -132,6 +132,21 @@ def test_a_profile_is_of_the_steps_of_one_window(tmp_path):
     assert times == sorted(times, reverse=True) and 0 < sum(times) <= found["step_ms"]
 
 
+def test_a_profile_is_of_no_evaluation(tmp_path):
+    logger = profile_logger(f"{tmp_path}")(start_step=0)
+    a = torch.randn(64, 64)
+    for step in range(1, 7):
+        a.exp()
+        if step in (3, 4):
+            a.cos()  # of an evaluation
+        logger.log({"loss": 0.5} | ({"dev_ndcg@10": 0.5} if step in (3, 4) else {}), step)
+    logger.close()
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert (found["first_step"], found["steps"]) == (5, 1)
+    calls = {kernel["name"]: kernel["calls"] for kernel in found["kernels"]}
+    assert calls["aten::exp"] == 1 and "aten::cos" not in calls
+
+
 def test_a_run_that_is_too_short_for_a_profile_says_so(tmp_path, caplog):
     logger = profile_logger(f"{tmp_path}")(start_step=0)
     for step in (1, 50):
