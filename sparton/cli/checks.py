@@ -149,7 +149,18 @@ def _check_numbers(cfg: DictConfig) -> None:
             value = None if value == FITTING else value
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name}={written(value)}: must be a whole number from 1 on, {words}")
-    held_out = cfg.evaluation.get("holdout") or {}
+    held_out = cfg.evaluation.get("holdout") or OmegaConf.create()
+    if not OmegaConf.is_dict(held_out):
+        raise ValueError(
+            f"evaluation.holdout={written(held_out)}: must be settings with names, such as "
+            "evaluation.holdout.share=0.02, or null for no dev set"
+        )
+    known = ("share", "most", "documents", "seed")
+    if unknown := [name for name in held_out if name not in known]:
+        raise ValueError(
+            f"evaluation.holdout.{unknown[0]}: there is no such setting, choose from "
+            f"{', '.join(known)}"
+        )
     for name, least in (("most", 1), ("documents", 1), ("seed", 0)):
         value = held_out.get(name, least)
         if type(value) is not int or value < least:

@@ -98,12 +98,12 @@ def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]
     if dev or not settings:
         return data, dev
     options = dict(settings)
-    documents = options.pop("documents")
+    collection = {"documents": options.pop("documents")} if "documents" in options else {}
     try:
         held = hold_out(data, **options)
     except ArgumentError as error:
         raise error.renamed(**{name: f"evaluation.holdout.{name}" for name in options}) from error
-    return held.rest, {"holdout": partial(held_out_task, held, documents=documents)}
+    return held.rest, {"holdout": partial(held_out_task, held, **collection)}
 
 
 def dev_identity(tasks: Sequence[RetrievalTask], world: "World") -> dict[str, str]:

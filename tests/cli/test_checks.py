@@ -41,6 +41,16 @@ from tests.composing import CONFIGS, composed
             1,
             "evaluation.holdout.most=0: must be a whole number from 1 on",
         ),
+        (
+            ["evaluation=holdout", "evaluation.holdout=0.1"],
+            1,
+            "evaluation.holdout=0.1: must be settings with names, such as evaluation.holdout.share",
+        ),
+        (
+            ["evaluation=none", "+evaluation.holdout={shares: 0.1}"],
+            1,
+            "evaluation.holdout.shares: there is no such setting, choose from share, most, ",
+        ),
         (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
         (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
         (["precision=fp4"], 1, "precision=fp4: choose from fp32, bf16"),

@@ -19,6 +19,8 @@ from sparton.cli.tasks import (
 )
 from sparton.datasets.collection import beir_folder
 from sparton.datasets.downloads import fetching_nothing, hub_task, ir_datasets_task
+from sparton.datasets.mixture import Mixture
+from sparton.datasets.quickstart import pairs
 from sparton.types import RetrievalTask, TextCollection, TextForm
 from tests.composing import composed
 from tests.datasets.test_downloads import registered  # noqa: F401, a fixture
@@ -129,6 +131,12 @@ def test_all_ranks_have_the_digest_of_the_tasks_that_one_of_them_reads(folders):
         task._replace(form=TextForm(query_length=3)),
     ]
     assert len({str(on_both([each])) for each in [task, *others]}) == 1 + len(others)
+
+
+def test_an_evaluation_of_ones_own_names_the_settings_of_its_holdout_that_it_changes():
+    cfg = composed("evaluation=none", "+evaluation.holdout={most: 20}")
+    rest, builders = hold_out_dev(cfg, Mixture({"quickstart": pairs()}))
+    assert len(builders["holdout"]().queries.ids) == 20 and len(rest) == len(pairs()) - 20
 
 
 def test_a_share_out_of_range_is_named_as_the_setting():
