@@ -117,7 +117,7 @@ def _first(reps: Representations, count: int) -> Representations:
 
 
 def _no_gradient(norm: float) -> str | None:
-    if norm > _NO_GRADIENT:
+    if not norm <= _NO_GRADIENT:  # nor NaN, of an overflow that a loss scale expects
         return None
     return (
         f"the gradient is {norm:.1e}, so that nothing is learned: are all parameters frozen, or "

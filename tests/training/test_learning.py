@@ -90,6 +90,12 @@ def test_a_gradient_of_nothing():
     assert "the gradient is 0.0e+00, so that nothing is learned: are all parameters f" in warning
 
 
+@pytest.mark.parametrize("norm", [float("inf"), float("nan")])
+def test_a_gradient_that_overflows_under_a_loss_scale_is_none_of_nothing(norm):
+    sound = sides(lead=3.0)
+    assert set(said(InfoNCE(), sound, sound, record={"gradient_norm": norm})) == {None}
+
+
 def test_a_positive_alone():
     alone = tuple(side._replace(sparse=side.sparse[:1]) for side in sides(lead=1.0))
     assert "compared with its positive alone" in said(InfoNCE(), alone, alone)[1]
