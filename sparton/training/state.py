@@ -1,6 +1,7 @@
 """Checkpoints: complete, atomic, and never the only copy while the next one is written."""
 
 import logging
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from sparton.writing import replacing, room
 log = logging.getLogger(__name__)
 
 _KEPT = 2
+_NAME = re.compile(r"step-\d+(\.pt)?")
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -215,6 +217,7 @@ def step_of(path: Path) -> int:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a folder."""
-    found = [*folder.glob("step-*.pt"), *(path for path in folder.glob("step-*") if path.is_dir())]
-    return sorted(found, key=lambda path: path.stem, reverse=True)
+    """The checkpoints of a folder; what a user has put there under another name is none."""
+    named = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
+    found = (path for path in named if path.suffix or path.is_dir())
+    return sorted(found, key=step_of, reverse=True)

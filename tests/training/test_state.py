@@ -1,4 +1,6 @@
-"""What a checkpoint has of an encoder whose weights are frozen in part."""
+"""What a checkpoint has of an encoder whose weights are frozen in part, and which are kept."""
+
+import shutil
 
 import pytest
 import torch
@@ -6,7 +8,13 @@ from torch import nn
 
 from sparton.errors import CheckpointError
 from sparton.models.identity import weights_digest
-from sparton.training.state import frozen_state, learned_state, load_learned_state
+from sparton.training.state import (
+    frozen_state,
+    learned_state,
+    load_checkpoint,
+    load_learned_state,
+    save_checkpoint,
+)
 
 
 def part_frozen() -> nn.Module:
@@ -54,3 +62,23 @@ def test_the_digest_of_frozen_weights_tells_them_apart_and_not_what_learns():
     with torch.no_grad():
         other["frozen"].weight[0, 0] += 1e-6
     assert weights_digest(frozen_state(other)) != digests[0]
+
+
+def test_copies_under_other_names_are_left_alone_and_take_no_place_of_a_checkpoint(tmp_path):
+    save_checkpoint(tmp_path, 1, {})
+    copies = ["step-00000001-mine.pt", "step-00000009.pt.bak"]
+    for name in copies:
+        shutil.copy(tmp_path / "step-00000001.pt", tmp_path / name)
+    for step in (2, 3):
+        save_checkpoint(tmp_path, step, {})
+    kept = ["step-00000002.pt", "step-00000003.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*copies, *kept])
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found["step"] == 3
+
+
+def test_the_newest_checkpoint_is_that_of_the_most_steps_however_long_its_name(tmp_path):
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        save_checkpoint(tmp_path, step, {})
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found["step"] == 100_000_001
