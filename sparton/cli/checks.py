@@ -156,7 +156,7 @@ def _check_numbers(cfg: DictConfig) -> None:
             "evaluation.holdout.share=0.02, or null for no dev set"
         )
     known = ("share", "most", "documents", "seed")
-    if unknown := [name for name in held_out if name not in known]:
+    if unknown := [name for name in map(str, held_out) if name not in known]:
         raise ValueError(
             f"evaluation.holdout.{unknown[0]}: there is no such setting, choose from "
             f"{', '.join(known)}"
