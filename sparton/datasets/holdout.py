@@ -110,9 +110,9 @@ def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout"
     )  # fmt: skip
     if len(queries) < _FEW:
         logger.warning(
-            "%s: a dev set of %d queries tells good models from bad ones only roughly: hold out "
-            "more with evaluation.holdout.share and evaluation.holdout.most, or keep the last "
-            "model, with evaluation.holdout=null", name, len(queries),
+            "%s: a dev set of %d queries tells good models from bad ones only roughly: raise share "
+            "and most of what is held out, or hold out nothing and keep the last model",
+            name, len(queries),
         )  # fmt: skip
     names = [f"q{number}" for number in range(len(queries))]
     # Neither places nor ids may tell: equal scores are ranked by one or the other.
