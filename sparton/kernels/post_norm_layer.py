@@ -4,7 +4,8 @@ Its parts are those of :mod:`~sparton.kernels.encoder_layer` and
 :mod:`~sparton.kernels.varlen_attention` with matrix products between them. As functions and modules
 of their own they take the host several times as long as their launches do, for which the device
 waits where a batch is small, as in a step of many parts or in a small model. Products are in 16
-bits, or all of them in FP8, see :mod:`~sparton.kernels.encoder_layer.fp8_function`.
+bits; or in FP8, but for those that give the gradients of weights, see
+:mod:`~sparton.kernels.encoder_layer.fp8_function`.
 
 T packed tokens, D hidden width, F width of the feed-forward part, H heads, d the width of a head.
 """
@@ -20,21 +21,11 @@ from torch.autograd.function import once_differentiable
 
 from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.encoder_layer.fp8_operands import (
-    Fp8Operand,
-    Fp8Rows,
-    empty_norms,
-    limits_of,
-    row_norms,
-)
+from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows, empty_rows
 from sparton.kernels.encoder_layer.fp8_products import (
     Fp8Weight,
-    fp8_weight_gradient,
-    gelu_gradient_limits,
-    gelu_limits,
     input_gradient,
     linear_product,
-    rounded,
 )
 from sparton.kernels.encoder_layer.linear import (
     linear,
@@ -49,13 +40,27 @@ from sparton.kernels.varlen_attention.operands import AttentionOperands
 _attend = late("sparton.kernels.varlen_attention.forward.varlen_attention_forward")
 _attend_backward = late("sparton.kernels.varlen_attention.backward.varlen_attention_backward")
 _gelu_backward = late("sparton.kernels.encoder_layer.gelu.gelu_backward")
+_gelu_rows = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_forward")
+_gelu_rows_backward = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_backward")
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _norm_backward = late("sparton.kernels.encoder_layer.normalization.norm_backward")
-_round = late("sparton.kernels.encoder_layer.fp8_tiles.round_tiles")
+_round = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
+_round_and_add = late("sparton.kernels.encoder_layer.fp8_rows.round_and_add_rows")
 
 Saved = tuple[Tensor | None, ...]
-Operand = Tensor | Fp8Operand  # what a product reads, [T, K]
 Weight = Tensor | Fp8Weight
+
+
+class Operand(NamedTuple):
+    """What a product reads.
+
+    Attributes:
+        wide: ``[T, K]`` in 16 bits.
+        rows: the same in FP8, for a product in it.
+    """
+
+    wide: Tensor
+    rows: Fp8Rows | None
 
 
 class LayerParameters(NamedTuple):
@@ -133,15 +138,11 @@ class LayerOptions(NamedTuple):
 
 
 class _Attended(NamedTuple):
-    """What the backward of the attention half reads; ``operand`` is that of the layer and ``read``
-    that of its second product, as :func:`_kept` has them."""
+    """What the backward of the attention half reads; ``operand`` is that of the layer."""
 
-    operand: Tensor | None
-    operand_scales: Tensor | None
+    operand: Tensor
     states: Tensor
     mixed: Tensor
-    read: Tensor | None
-    read_scales: Tensor | None
     lse: Tensor | None
     sums: Tensor | None
     moments: Tensor | None
@@ -149,31 +150,23 @@ class _Attended(NamedTuple):
 
 
 class _Fed(NamedTuple):
-    """What the backward of the feed-forward half reads: ``product`` comes before GELU and ``read``
-    behind it."""
+    """What the backward of the feed-forward half reads: ``product`` comes before GELU and
+    ``activated`` behind it."""
 
-    operand: Tensor | None
-    operand_scales: Tensor | None
+    operand: Tensor
     product: Tensor | None
-    read: Tensor | None
-    read_scales: Tensor | None
+    activated: Tensor
     sums: Tensor | None
     moments: Tensor | None
     seed: Tensor | None
 
 
 class _Ended(NamedTuple):
-    """The end of a half: what it hands on, the norms of its rows if they are wanted, and the seed
-    of its dropout."""
+    """The end of a half, as the next product reads it, too; and the seed of its dropout."""
 
     norm: Normalised
-    norms: Tensor | None
+    operand: Operand
     seed: Tensor | None
-
-    @property
-    def wide(self) -> Tensor:
-        """What the next product reads."""
-        return self.norm.out if self.norm.second is None else self.norm.second
 
 
 @on_its_device
@@ -183,13 +176,13 @@ def post_norm_layer(
     parameters: LayerParameters,
     weights: ProductWeights,
     options: LayerOptions,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Fp8Rows | None]:
     """Attention and the feed-forward part with GELU, each added to what it read, after dropout, and
     normalised.
 
     Args:
-        operand: ``[T, D]`` float16 or bfloat16, contiguous, on a GPU; in FP8 if the products are.
-            T is not 0, and d is one that
+        operand: ``[T, D]`` float16 or bfloat16, contiguous, on a GPU; in FP8, too, if the products
+            are. T is not 0, and d is one that
             :func:`~sparton.kernels.varlen_attention.varlen_self_attention` serves.
         residual: ``[T, D]``, contiguous, the same in the dtype of sums.
         parameters: those that gradients are for.
@@ -198,33 +191,35 @@ def post_norm_layer(
 
     Returns:
         What the layer hands on, ``[T, D]``, and its copy or None, see
-        :func:`~sparton.kernels.encoder_layer.post_norm_and_copy`; and the norms of its rows, fp32
-        ``[T]``, if the options ask for them. Differentiable once.
+        :func:`~sparton.kernels.encoder_layer.post_norm_and_copy`; and the same in FP8, if the
+        products are in it and the options say so. Differentiable once.
     """
-    in_fp8, wide = (operand, operand.wide) if isinstance(operand, Fp8Operand) else (None, operand)
-    if gradient_follows(wide, residual, *parameters):
-        return _Layer.apply(in_fp8, weights, options, wide, residual, *parameters)
+    given = (operand.wide, residual, *parameters)
+    if gradient_follows(*given):
+        out, second, *rows = _Layer.apply(operand.rows, weights, options, *given)
+        return out, second, Fp8Rows(*rows) if rows else None
     ended, _ = _forward(operand, residual, parameters, weights, options, save=False)
-    return ended.norm.out, ended.norm.second, ended.norms
+    return ended.norm.out, ended.norm.second, ended.operand.rows
 
 
 class _Layer(Function):
     @staticmethod
     def forward(
-        ctx: Any, in_fp8: Fp8Operand | None, weights: ProductWeights, options: LayerOptions,
+        ctx: Any, rows: Fp8Rows | None, weights: ProductWeights, options: LayerOptions,
         operand: Tensor, residual: Tensor, *parameters: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         learned = LayerParameters(*parameters)
-        read = operand if in_fp8 is None else in_fp8
-        ended, saved = _forward(read, residual, learned, weights, options, save=True)
+        ended, saved = _forward(
+            Operand(operand, rows), residual, learned, weights, options, save=True
+        )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved, *parameters)
         # Weights as products read them are nobody's to change: others come in their place.
         ctx.weights, ctx.options, ctx.residual_dtype = weights, options, residual.dtype
         ctx.same = operand is residual
-        if ended.norms is not None:
-            ctx.mark_non_differentiable(ended.norms)
-        return ended.norm.out, ended.norm.second, ended.norms
+        out, second, found = ended.norm.out, ended.norm.second, ended.operand.rows or ()
+        ctx.mark_non_differentiable(*found)
+        return out, second, *found
 
     @staticmethod
     @once_differentiable
@@ -254,7 +249,7 @@ def _forward(
     options: LayerOptions, *, save: bool,
 ) -> tuple[_Ended, Saved]:  # fmt: skip
     """The result, and what the backward reads if ``save``: :class:`_Attended` and :class:`_Fed`."""
-    with without_autocast(residual.device):
+    with without_autocast(operand.wide.device):
         middle, attended = _attention_half(
             operand, residual, parameters, weights, options, save=save
         )
@@ -268,42 +263,31 @@ def _attention_half(
 ) -> tuple[_Ended, Saved]:  # fmt: skip
     states = _product(operand, weights.projection, weights.projection_bias)
     mixed, lse = _attend()(options.operands(states), lse=save)
-    mixed = mixed.view(residual.shape)
-    read = rounded(mixed, None, turned=save) if weights.in_fp8 else mixed
+    read = _operand(mixed.view(operand.wide.shape), weights)
     vectors = parameters.attention_bias, parameters.attention_gain, parameters.attention_shift
     owned = options.owned and weights.intermediate_bias is not None
-    norm = options.attention._replace(norms=weights.in_fp8)
+    norm = options.attention._replace(rounds=weights.in_fp8)
     ended = _end(read, weights.attention, residual, vectors, norm, save=save, owned=owned)
-    if not save:
-        return ended, ()
     # What is not returned is free for the other half.
     out, seed = ended.norm, ended.seed
-    kept = *_kept(operand), states, mixed, *_kept(read), lse, out.sums, out.moments, seed
-    return ended, _Attended(*kept)
+    kept = _Attended(operand.wide, states, read.wide, lse, out.sums, out.moments, seed)
+    return ended, kept if save else ()
 
 
 def _feed_forward_half(
     middle: _Ended, parameters: LayerParameters, weights: ProductWeights,
     options: NormOptions, *, save: bool,
 ) -> tuple[_Ended, Saved]:  # fmt: skip
-    operand = rounded(middle.wide, middle.norms, turned=save) if weights.in_fp8 else middle.wide
-    read, product = _activated(operand, parameters, weights, save=save)
+    activated, product = _activated(middle.operand, parameters, weights, save=save)
     vectors = parameters.output_bias, parameters.output_gain, parameters.output_shift
     owned = weights.intermediate_bias is not None
-    options = options._replace(norms=options.norms and weights.in_fp8)
-    ended = _end(read, weights.output, middle.norm.out, vectors, options, save=save, owned=owned)
-    if not save:
-        return ended, ()
+    options = options._replace(rounds=options.rounds and weights.in_fp8)
+    ended = _end(
+        activated, weights.output, middle.norm.out, vectors, options, save=save, owned=owned
+    )
     out, seed = ended.norm, ended.seed
-    kept = *_kept(operand), product, *_kept(read), out.sums, out.moments, seed
-    return ended, _Fed(*kept)
-
-
-def _kept(operand: Operand) -> tuple[Tensor | None, Tensor | None]:
-    """What the gradient of a weight reads, and its scales in FP8."""
-    if isinstance(operand, Fp8Operand):
-        return operand.turned or (None, None)
-    return operand, None
+    kept = _Fed(middle.operand.wide, product, activated.wide, out.sums, out.moments, seed)
+    return ended, kept if save else ()
 
 
 def _activated(
@@ -311,16 +295,14 @@ def _activated(
 ) -> tuple[Operand, Tensor | None]:
     """GELU of the product with its bias; and the product, if the backward reads it."""
     weight, bias = weights.intermediate, parameters.intermediate_bias
-    if isinstance(operand, Fp8Operand):
-        assert isinstance(weight, Fp8Weight)
+    if isinstance(weight, Fp8Weight):
         product = _product(operand, weight, None)
-        limits = gelu_limits(operand.limits, weight, bias)
-        rows, turned, _ = _round()(product, limits, bias=bias, turned=save)
-        return Fp8Operand(product, rows, turned, limits), product
-    assert isinstance(weight, Tensor)
+        rows = empty_rows(product)
+        return Operand(_gelu_rows()(product, bias, rows, save=save), rows), product
     if save or weights.intermediate_bias is None:
-        return linear_gelu_and_product(operand, weight, bias)
-    return linear_gelu(operand, weight, weights.intermediate_bias), None
+        out, product = linear_gelu_and_product(operand.wide, weight, bias)
+        return Operand(out, None), product
+    return Operand(linear_gelu(operand.wide, weight, weights.intermediate_bias), None), None
 
 
 def _end(
@@ -333,36 +315,41 @@ def _end(
     bias, gain, shift = vectors
     seed = draw_seed(residual.device) if options.p else None
     added: Tensor | None = residual
-    alone = owned and not save and not options.p
-    if alone and isinstance(x, Tensor) and residual.dtype == x.dtype:
-        assert isinstance(weight, Tensor)
-        product, added = residual.addmm_(x, weight.t()), None
+    alone = owned and not save and not options.p and residual.dtype == x.wide.dtype
+    if alone and isinstance(weight, Tensor):
+        product, added = residual.addmm_(x.wide, weight.t()), None
     else:
         product = _product(x, weight, None)
-    norms = empty_norms(product) if options.norms else None
+    rows = empty_rows(product) if options.rounds else None
     out = _norm()(
         product, bias, added, gain, shift, seed, p=options.p, eps=options.eps,
-        dtype=options.dtype, copy=options.copy, save=save, norms=norms,
+        dtype=options.dtype, copy=options.copy, save=save, rows=rows,
     )  # fmt: skip
-    return _Ended(out, norms, seed)
+    return _Ended(out, Operand(out.out if out.second is None else out.second, rows), seed)
+
+
+def _operand(wide: Tensor, weights: ProductWeights) -> Operand:
+    """What no kernel has rounded on its way."""
+    rows = empty_rows(wide) if weights.in_fp8 else None
+    if rows is not None:
+        _round()(wide, rows)
+    return Operand(wide, rows)
 
 
 def _product(x: Operand, weight: Weight, bias: Tensor | None) -> Tensor:
     """``x weight^T + bias``."""
-    if isinstance(x, Fp8Operand):
-        assert isinstance(weight, Fp8Weight)
+    if isinstance(weight, Fp8Weight):
+        assert x.rows is not None
         return linear_product(x.rows, weight, bias, x.wide.dtype)
-    assert isinstance(weight, Tensor)
-    return torch.mm(x, weight.t()) if bias is None else linear(x, weight, bias)
+    return torch.mm(x.wide, weight.t()) if bias is None else linear(x.wide, weight, bias)
 
 
 def _input_gradient(grad: Operand, weight: Weight) -> Tensor:
     """``grad weight``."""
-    if isinstance(grad, Fp8Operand):
-        assert isinstance(weight, Fp8Weight)
+    if isinstance(weight, Fp8Weight):
+        assert grad.rows is not None
         return input_gradient(grad.rows, weight.inputs, grad.wide.dtype)
-    assert isinstance(weight, Tensor)
-    return torch.mm(grad, weight)
+    return torch.mm(grad.wide, weight)
 
 
 class _Backward(NamedTuple):
@@ -378,20 +365,17 @@ class _Backward(NamedTuple):
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Gradients of the half's residual, of its operand, and of its parameters in their order,
         given those of its result and of the copy."""
-        assert fed.product is not None
         dproduct, dmiddle, (dgain, dbias, dshift) = self._norm(
             grads,
             fed,
             self.parameters.output_gain,
             self.options.output,
-            (fed.product.dtype, self.options.attention.dtype),
+            self.options.attention.dtype,
         )
-        doutput = self._of_weights(dproduct, fed.read, fed.read_scales, "output_weight")
+        doutput = self._of_weights(dproduct, fed.activated, "output_weight")
         dactivated = _input_gradient(dproduct, self.weights.output)
-        dinner, dinner_bias = self._gelu(dactivated, dproduct, fed.product)
-        dintermediate = self._of_weights(
-            dinner, fed.operand, fed.operand_scales, "intermediate_weight"
-        )
+        dinner, dinner_bias = self._gelu(dactivated, fed)
+        dintermediate = self._of_weights(dinner, fed.operand, "intermediate_weight")
         doperand = _input_gradient(dinner, self.weights.intermediate)
         return dmiddle, doperand, [dintermediate, dinner_bias, doutput, dbias, dgain, dshift]
 
@@ -406,15 +390,9 @@ class _Backward(NamedTuple):
         """The same of the half before. Where one tensor is its operand and residual, a product in
         16 bits ends in the sum of both gradients, which is otherwise a pass of its own."""
         dproduct, dresidual, (dgain, dbias, dshift) = self._norm(
-            grads,
-            attended,
-            self.parameters.attention_gain,
-            self.options.attention,
-            (attended.states.dtype, residual_dtype),
+            grads, attended, self.parameters.attention_gain, self.options.attention, residual_dtype
         )
-        dattention = self._of_weights(
-            dproduct, attended.read, attended.read_scales, "attention_weight"
-        )
+        dattention = self._of_weights(dproduct, attended.mixed, "attention_weight")
         operands = self.options.operands(attended.states)
         shape = operands.query.shape
         dmixed = _input_gradient(dproduct, self.weights.attention).view(shape)
@@ -424,19 +402,16 @@ class _Backward(NamedTuple):
             gradients=self.options.operands(wide)[:3],
         )  # fmt: skip
         weight = self.weights.projection
-        dstates: Operand = wide
         if isinstance(weight, Fp8Weight):
-            limits = limits_of(row_norms(wide))
-            rows, turned, dbiases = _round()(wide, limits, turned=True, sums=True)
-            dstates = Fp8Operand(wide, rows, turned, limits)
+            dstates = Operand(wide, empty_rows(wide))
+            dbiases = _round_and_add()(*dstates)
             doperand = _input_gradient(dstates, weight)
             doperand = dresidual.add_(doperand) if same else doperand
         else:
+            dstates = Operand(wide, None)
             dbiases = wide.sum(0, dtype=torch.float32)
             doperand = dresidual.addmm_(wide, weight) if same else torch.mm(wide, weight)
-        dprojection = self._of_weights(
-            dstates, attended.operand, attended.operand_scales, *LayerParameters._fields[:3]
-        )
+        dprojection = self._of_weights(dstates, attended.operand, *LayerParameters._fields[:3])
         dweights = [None] * 3 if dprojection is None else dprojection.chunk(3)
         of_residual = None if same else dresidual
         of_projection = [*dweights, *dbiases.chunk(3)]
@@ -448,39 +423,28 @@ class _Backward(NamedTuple):
         saved: _Attended | _Fed,
         gain: Tensor,
         options: NormOptions,
-        dtypes: tuple[torch.dtype, torch.dtype],
+        residual_dtype: torch.dtype,
     ) -> tuple[Operand, Tensor, Sequence[Tensor]]:
-        """Gradients of the product and of the residual, in these dtypes, and of gain, bias and
-        shift."""
-        norms = empty_norms(grads[0]) if self.weights.in_fp8 else None
+        """Gradients of the product, of the residual, and of gain, bias and shift."""
+        rows = empty_rows(saved.operand) if self.weights.in_fp8 else None
         dproduct, dresidual, columns = _norm_backward()(
             grads[0], grads[1] if grads[1:] else None, None, saved.sums, saved.moments, gain,
-            saved.seed, vectors=3, p=options.p, dtypes=dtypes, norms=norms,
+            saved.seed, vectors=3, p=options.p, dtypes=(saved.operand.dtype, residual_dtype),
+            rows=rows,
         )  # fmt: skip
-        grad = dproduct if norms is None else rounded(dproduct, norms, turned=True)
-        return grad, dresidual, columns.unbind(0)
+        return Operand(dproduct, rows), dresidual, columns.unbind(0)
 
-    def _gelu(self, grad: Tensor, of_product: Operand, product: Tensor) -> tuple[Operand, Tensor]:
-        """Gradients of the product before GELU and of its bias, given those of GELU's result and of
-        the product of that."""
-        bias = self.parameters.intermediate_bias
-        if not isinstance(of_product, Fp8Operand):
-            return _gelu_backward()(grad, product, bias)
-        assert isinstance(self.weights.output, Fp8Weight)
-        limits = gelu_gradient_limits(of_product.limits, self.weights.output)
-        rows, turned, sums = _round()(product, limits, bias=bias, grad=grad, turned=True, sums=True)
-        return Fp8Operand(grad, rows, turned, limits), sums
+    def _gelu(self, grad: Tensor, fed: _Fed) -> tuple[Operand, Tensor]:
+        """Gradients of the product before GELU and of its bias."""
+        assert fed.product is not None
+        given = grad, fed.product, self.parameters.intermediate_bias
+        rows = empty_rows(fed.product) if self.weights.in_fp8 else None
+        found = _gelu_backward()(*given) if rows is None else _gelu_rows_backward()(*given, rows)
+        return Operand(found[0], rows), found[1]
 
-    def _of_weights(
-        self, grad: Operand, x: Tensor | None, scales: Tensor | None, *names: str
-    ) -> Tensor | None:
+    def _of_weights(self, grad: Operand, x: Tensor, *names: str) -> Tensor | None:
         """The gradient of one weight or of several, one above the other; None where none of them
         needs it."""
         if not any(getattr(self.needs, name) for name in names):
             return None
-        dtype = getattr(self.parameters, names[0]).dtype
-        assert x is not None
-        if isinstance(grad, Fp8Operand):
-            assert grad.turned is not None and scales is not None
-            return fp8_weight_gradient(grad.turned, Fp8Rows(x, scales), dtype)
-        return weight_gradient(grad, x, dtype)
+        return weight_gradient(grad.wide, x, getattr(self.parameters, names[0]).dtype)

@@ -19,9 +19,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import gated, gelu, normalization, rotation
-from sparton.kernels.encoder_layer.fp8_operands import Limits
-from sparton.kernels.encoder_layer.fp8_tiles import round_tiles
+from sparton.kernels.encoder_layer import fp8_rows, gated, gelu, gelu_rows, normalization, rotation
+from sparton.kernels.encoder_layer.fp8_operands import empty_rows
 from sparton.kernels.encoder_layer.hopper_products import hopper_linear
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
@@ -242,17 +241,14 @@ def products(dtype: torch.dtype) -> None:
 
 
 def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:
-    """The same where products are in FP8."""
+    """The same, each rounding its rows to FP8."""
     states, vector, seed = torch.zeros(600, D, dtype=BF16), torch.zeros(D), torch.zeros(()).int()
-    limits = Limits(torch.zeros(600), seed.float(), seed.float(), seed.float())
-    for x in (states, states.float()):
-        round_tiles(x, limits._replace(factor=None, offset=None), turned=True)
-    for turned in (True, False):
-        round_tiles(states, limits, bias=vector, turned=turned)
-    for bias in (None, vector):
-        others = {"grad": None if bias is None else states, "turned": True, "sums": True}
-        round_tiles(states, limits._replace(offset=None), bias=bias, **others)
-    options: dict[str, Any] = {"p": 0.1, "norms": torch.zeros(600)}
+    rows = empty_rows(states)
+    fp8_rows.round_rows(states, rows)
+    fp8_rows.round_and_add_rows(states, rows)
+    gelu_rows.gelu_rows_forward(states, vector, rows)
+    gelu_rows.gelu_rows_backward(states, states, vector, rows)
+    options: dict[str, Any] = {"p": 0.1, "rows": rows}
     _, _, *saved = normalization.norm_forward(
         states, vector, states, vector, vector, seed, eps=1e-5, copy=copy, save=True,
         dtype=BF16 if copy is None else FP32, **options,

@@ -16,12 +16,10 @@ from sparton.kernels.encoder_layer.fp8_operands import (
     FP8_MULTIPLE,
     Fp8Operand,
     Fp8Rows,
-    Limits,
-    limits_of,
-    row_norms,
+    empty_rows,
 )
 
-_round = late("sparton.kernels.encoder_layer.fp8_tiles.round_tiles")
+_round_rows = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
 
 
 class Fp8Weight(NamedTuple):
@@ -29,15 +27,11 @@ class Fp8Weight(NamedTuple):
 
     Attributes:
         outputs: ``[N, K]``, a scale for each output.
-        inputs: ``[K, N]``, for the gradient of what the layer reads.
-        largest_output: fp32 ``[]``, of the norms of its N rows.
-        largest_input: fp32 ``[]``, of the norms of its K columns.
+        inputs: ``[K, N]``, a scale for each input: for the gradient of what the layer reads.
     """
 
     outputs: Fp8Rows
     inputs: Fp8Rows
-    largest_output: Tensor
-    largest_input: Tensor
 
 
 class Fp8Weights:
@@ -67,16 +61,13 @@ class Fp8Weights:
 
 @torch.no_grad()
 def round_weights(weights: Sequence[Tensor]) -> Fp8Weight:
-    """Weights ``[N_i, K]`` of any float dtype, one above the other; all sizes are multiples of
-    :data:`FP8_MULTIPLE`."""
+    """Weights ``[N_i, K]`` of any float dtype, one above the other."""
     weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-    limits = limits_of(row_norms(weight))
-    rows, turned, _ = _round()(weight.contiguous(), limits, turned=True)
-    return Fp8Weight(rows, turned, limits.largest, row_norms(weight.t()).amax())
+    return Fp8Weight(*(_rounded(x.contiguous()) for x in (weight, weight.t())))
 
 
 def fp8_operand(x: Tensor) -> Fp8Operand:
-    """``x [..., K]``, of a float dtype, in FP8; turned, too, if gradients are recorded.
+    """``x [..., K]``, of a float dtype, with its rows in FP8.
 
     Raises:
         ValueError: K is no multiple of :data:`FP8_MULTIPLE`.
@@ -85,32 +76,7 @@ def fp8_operand(x: Tensor) -> Fp8Operand:
         raise ValueError(
             f"rows in FP8 have a multiple of {FP8_MULTIPLE} columns, got {tuple(x.shape)}: pad them"
         )
-    return rounded(x, None, turned=torch.is_grad_enabled())
-
-
-def rounded(x: Tensor, norms: Tensor | None, *, turned: bool) -> Fp8Operand:
-    """``x [..., K]`` in FP8.
-
-    Args:
-        norms: fp32 ``[T]``, of its rows; None: they are looked at.
-        turned: whether the gradient of a weight will read it.
-    """
-    flat = x.detach().flatten(0, -2).contiguous()
-    limits = limits_of(row_norms(flat) if norms is None else norms)
-    rows, other, _ = _round()(flat, limits, turned=turned)
-    return Fp8Operand(x, rows, other, limits)
-
-
-def gelu_limits(x: Limits, weight: Fp8Weight, bias: Tensor) -> Limits:
-    """Of GELU of ``x weight^T + bias``, given those of x."""
-    offset = torch.linalg.vector_norm(bias.detach(), torch.inf, dtype=torch.float32)
-    return x._replace(factor=weight.largest_output, offset=offset)
-
-
-def gelu_gradient_limits(grad: Limits, weight: Fp8Weight) -> Limits:
-    """Of the gradient of what GELU read, given those of the gradient of a product of GELU's result
-    with this weight."""
-    return grad._replace(factor=weight.largest_input)
+    return Fp8Operand(x, _rounded(x.detach().flatten(0, -2).contiguous()))
 
 
 def linear_product(
@@ -124,20 +90,6 @@ def input_gradient(grad: Fp8Rows, inputs: Fp8Rows, dtype: torch.dtype) -> Tensor
     """The gradient of what it reads, given that of its product ``[T, N]`` and the inputs of its
     weight. Gradients are small differences of many products: they are added up in fp32."""
     return scaled_product(grad, inputs, None, dtype, fast=False)
-
-
-def fp8_weight_gradient(grad: Fp8Rows, x: Fp8Rows, dtype: torch.dtype) -> Tensor:
-    """``grad x^T [N, K]`` of ``grad [N, T]`` and ``x [K, T]``, each with one scale in all rows; for
-    a weight in fp32 as it was summed, otherwise in bfloat16."""
-    dtype = dtype if dtype == torch.float32 else torch.bfloat16
-    if not x.values.shape[1]:
-        return torch.zeros(len(grad.values), len(x.values), dtype=dtype, device=x.values.device)
-    if not x.values.is_cuda:
-        return scaled_product_reference(grad, x, None, dtype)
-    # With a scale for each row products are given in bfloat16 alone.
-    return torch._scaled_mm(
-        grad.values, x.values.t(), scale_a=grad.scales[0], scale_b=x.scales[0], out_dtype=dtype
-    )
 
 
 def scaled_product(
@@ -170,3 +122,9 @@ def scaled_product_reference(
     """The same from restored operands in fp32."""
     product = x.restored() @ weight.restored().t()
     return (product if bias is None else product + bias.float()).to(dtype)
+
+
+def _rounded(x: Tensor) -> Fp8Rows:
+    rows = empty_rows(x)
+    _round_rows()(x, rows)
+    return rows
