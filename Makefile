@@ -13,8 +13,9 @@ quickstart: $(READY)  ## Train and evaluate a small retriever on generated data 
 test: $(READY)  ## The tests but the slow ones; those for a GPU are skipped where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
+# In the order of their names: files of few tests would come last, and that of all builds is one.
 test-slow: $(READY)  ## The slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m slow
 
 WORKERS ?= 8
 
