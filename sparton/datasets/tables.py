@@ -135,7 +135,6 @@ def _objects(
         for name in names
         if schema.ids or holds_text((record.get(name) for record in known), schema)
     ]
-
     assigned = assign(names, texts, schema)
 
     @lru_cache(maxsize=64)

@@ -154,8 +154,9 @@ class RefreshedBatches:
             for folder in self._folder.glob("step-*")
             if (mined := int(folder.name.split("-")[1])) < oldest
         }
+        newest = max(before.values(), default=0)
         for folder, mined in before.items():
-            if mined < max(before.values()):
+            if mined < newest:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _refuse_nothing(self, step: int, mined: Mixture) -> None:
