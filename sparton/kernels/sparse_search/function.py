@@ -49,14 +49,47 @@ def search_postings(
     if postings.num_documents and queries.num_vectors:
         search = _search_gpu if postings.places.is_cuda else _search_cpu
         first, excluded = 0, excluded.view(queries.num_vectors, -1)
-        for keys in search(postings, queries, k, excluded):
-            # Many are read where they are: a host may be slower at it.
-            found, numbers = from_keys(keys.cpu() if keys.numel() <= FEW_KEYS else keys)
-            numbers.masked_fill_(found <= 0, -1)
-            own = slice(first, first + len(keys)), slice(keys.shape[1])
-            scores[own], rows[own] = found.clamp_(min=0).cpu().numpy(), numbers.cpu().numpy()
-            first += len(keys)
+        for landing in _one_behind(map(_Landing, search(postings, queries, k, excluded))):
+            found, numbers = landing.results()
+            own = slice(first, first + len(found)), slice(found.shape[1])
+            scores[own], rows[own] = found.numpy(), numbers.numpy()
+            first += len(found)
     return torch.from_numpy(scores), torch.from_numpy(rows)
+
+
+class _Landing:
+    """Results of some queries, whose copies to the host have begun."""
+
+    def __init__(self, keys: Tensor) -> None:
+        # Many are read where they are: a host may be slower at it.
+        self._are_keys = keys.numel() <= FEW_KEYS
+        parts = (keys,) if self._are_keys else _read(keys)
+        self._parts = [part.to("cpu", non_blocking=True) for part in parts]
+        self._event = torch.cuda.Event() if keys.is_cuda else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(keys.device))
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Scores and numbers of documents, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        first, last = self._parts[0], self._parts[-1]
+        return _read(first) if self._are_keys else (first, last)
+
+
+def _read(keys: Tensor) -> tuple[Tensor, Tensor]:
+    found, numbers = from_keys(keys)
+    numbers.masked_fill_(found <= 0, -1)
+    return found.clamp_(min=0), numbers
+
+
+def _one_behind(landings: Iterator[_Landing]) -> Iterator[_Landing]:
+    """Each once the next one has begun: a GPU searches while the host takes what it has found."""
+    before = next(landings)
+    for landing in landings:
+        yield before
+        before = landing
+    yield before
 
 
 def _search_cpu(
