@@ -4,6 +4,7 @@ Tq and Tk packed tokens of queries and keys, H heads, d the width of a head. The
 is the reference in the same 16 bits, which also rounds scores and weights.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from sparton.kernels.varlen_attention.backward import (
 from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
 from sparton.kernels.varlen_attention.shares import BLOCK
 from sparton.kernels.varlen_attention.tiles import Tiling
+from tests.kernels.problems import error
 
 on_gpu = torch.cuda.is_available()
 # The interpreter computes bfloat16 products wrongly.
@@ -100,6 +102,15 @@ def from_kernels(
     out, lse = varlen_attention_forward(packed, tiling=forward)
     assert lse is not None
     return [out, *varlen_attention_backward(problem.grad, packed, out, lse, tiling=backward)]
+
+
+def check_norms(gradients: Sequence[Tensor], norms: Sequence[Tensor]) -> None:
+    """Those of heads: of numbers that were not rounded."""
+    for gradient, found in zip(gradients, norms, strict=True):
+        expected = torch.linalg.vector_norm(gradient.double(), dim=2).t()
+        assert error(found, expected) < 2**-9
+        if len(gradient) > 2 and gradient.any():
+            assert error(found.roll(1, 1), expected) > 2**-5, "negative control"
 
 
 def errors(actual: list[Tensor], truth: list[Tensor]) -> list[float]:
@@ -184,6 +195,18 @@ def test_large_logits(dtype, backward):
     assert all(x.isfinite().all() for x in actual)
     # Weights of nearly 0 and 1 leave eager's scores few digits.
     assert_as_exact_as_eager(actual, problem, noticed=0.05 if dtype == torch.float16 else 0.2)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (0,)])
+def test_norms_of_gradients(lengths):
+    problem = make_problem(lengths)
+    given = operands.attention_operands(*problem.given(), 0.2)
+    of_out = (problem.grad, given, *varlen_attention_forward(given, tiling=SMALL))
+    norms = torch.full((3, *of_out[-1].shape), float("nan"), device=problem.grad.device)
+    gradients = varlen_attention_backward(*of_out, tiling=UNEVEN, norms=norms)
+    check_norms(gradients, norms.unbind(0))
+    alone = varlen_attention_backward(*of_out, tiling=UNEVEN)
+    assert all(map(torch.equal, gradients, alone))
 
 
 def test_what_other_sequences_hold_does_not_matter():

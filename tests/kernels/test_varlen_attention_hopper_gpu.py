@@ -26,6 +26,7 @@ from tests.kernels.test_encoder_layer import HALVES
 from tests.kernels.test_varlen_attention import (
     Problem,
     assert_as_exact_as_eager,
+    check_norms,
     errors,
     make_problem,
 )
@@ -71,8 +72,14 @@ def gradients_on_hopper(
     shapes = given.query.shape, given.key.shape, given.value.shape
     nan = float("nan")
     dquery, dkey, dvalue = (torch.full(x, nan, dtype=out.dtype, device="cuda") for x in shapes)
-    attention_backward_hopper(given, (out, lse, problem.grad), (dquery, dkey, dvalue))
-    return [out, dquery, dkey, dvalue]
+    gradients, of_out = (dquery, dkey, dvalue), (out, lse, problem.grad)
+    norms = [torch.full(each.shape[1::-1], nan, device="cuda") for each in gradients]
+    attention_backward_hopper(given, of_out, gradients, norms)
+    check_norms(gradients, norms)
+    alone = [torch.full_like(each, nan) for each in gradients]
+    attention_backward_hopper(given, of_out, tuple(alone))
+    assert all(map(torch.equal, gradients, alone))
+    return [out, *gradients]
 
 
 cases = pytest.mark.parametrize(

@@ -8,6 +8,7 @@ dquery = scale * ds key, dkey = scale * ds^T query and dvalue = p^T dout. Two ke
 weights each for themselves: one holds a block of queries, the other one of keys.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,7 +54,7 @@ def backward_tiling(d: int) -> BackwardTiling:
 @triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(3, 6))
 def _varlen_attention_dquery_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
-    delta_ptr, dquery_ptr,
+    delta_ptr, dquery_ptr, norms_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
     stride_dt, num_blocks, Tq,
     SCALE: tl.constexpr, WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
@@ -94,15 +95,18 @@ def _varlen_attention_dquery_kernel(
         k_ptrs += BLOCK_K * stride_kt
         v_ptrs += BLOCK_K * stride_vt
     dq_ptrs = rows_at(dquery_ptr, start, head, stride_dt, D, BLOCK_Q, D)
-    tl.store(dq_ptrs, (dq * SCALE).to(dquery_ptr.dtype.element_ty), real_q[:, None])
+    dq *= SCALE
+    tl.store(dq_ptrs, dq.to(dquery_ptr.dtype.element_ty), real_q[:, None])
+    if norms_ptr is not None:
+        tl.store(norms_ptr + row, tl.sqrt_rn(tl.sum(dq * dq, 1)), real_q)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(5, 8))
+@triton.jit(do_not_specialize=["num_blocks", "Tq", "Tk"], launch_metadata=metadata(5, 8))
 def _varlen_attention_dkey_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, lse_ptr, grad_ptr, delta_ptr,
-    dkey_ptr, dvalue_ptr,
+    dkey_ptr, dvalue_ptr, key_norms_ptr, value_norms_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    stride_dt, num_blocks, Tq,
+    stride_dt, num_blocks, Tq, Tk,
     SCALE: tl.constexpr, WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -141,8 +145,13 @@ def _varlen_attention_dkey_kernel(
         g_ptrs += BLOCK_Q * stride_gt
     dk_ptrs = rows_at(dkey_ptr, start, head, stride_dt, D, BLOCK_K, D)
     dv_ptrs = rows_at(dvalue_ptr, start, head, stride_dt, D, BLOCK_K, D)
-    tl.store(dk_ptrs, (dk * SCALE).to(dkey_ptr.dtype.element_ty), real_k[:, None])
+    dk *= SCALE
+    tl.store(dk_ptrs, dk.to(dkey_ptr.dtype.element_ty), real_k[:, None])
     tl.store(dv_ptrs, dv.to(dvalue_ptr.dtype.element_ty), real_k[:, None])
+    if key_norms_ptr is not None:
+        row = head.to(tl.int64) * Tk + first_k + offs_k
+        tl.store(key_norms_ptr + row, tl.sqrt_rn(tl.sum(dk * dk, 1)), real_k)
+        tl.store(value_norms_ptr + row, tl.sqrt_rn(tl.sum(dv * dv, 1)), real_k)
 
 
 def varlen_attention_backward(
@@ -152,6 +161,7 @@ def varlen_attention_backward(
     lse: Tensor,
     *,
     gradients: tuple[Tensor, Tensor, Tensor] | None = None,
+    norms: Tensor | None = None,
     tiling: BackwardTiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``sum(grad * out)``.
@@ -162,6 +172,8 @@ def varlen_attention_backward(
         out, lse: what the forward returned.
         gradients: where to write: tensors of the results' shapes and of one token stride, heads
             and their entries side by side. None makes contiguous ones.
+        norms: fp32 ``[3, H, T]``, contiguous, where to write those of each token's gradients of
+            query, key and value, head by head, where Tq and Tk are both T.
         tiling: how the work is cut; see :func:`backward_tiling` for the default, in the place of
             which Hopper has kernels of its own for most.
 
@@ -186,13 +198,16 @@ def varlen_attention_backward(
             for shape in (query.shape, key.shape, key.shape)
         )
         gradients = (dquery, dkey, dvalue)
+    asked = (None,) * 3 if norms is None else norms.unbind(0)
     if query.numel() == 0 or key.numel() == 0:
         for gradient in gradients:
             gradient.zero_()
+        if norms is not None:
+            norms.zero_()
     elif tiling is None and is_hopper(query.device) and suits_hopper(operands, grad, out):
-        attention_backward_hopper(operands, (out, lse, grad), gradients)
+        attention_backward_hopper(operands, (out, lse, grad), gradients, asked)
     else:
-        _launch_both(operands, (out, lse, grad), gradients, tiling or backward_tiling(d))
+        _launch_both(operands, (out, lse, grad), gradients, asked, tiling or backward_tiling(d))
     return gradients
 
 
@@ -200,6 +215,7 @@ def _launch_both(
     operands: AttentionOperands,
     given: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor],
+    norms: Sequence[Tensor | None],
     tiling: BackwardTiling,
 ) -> None:
     out, lse, grad = given
@@ -210,9 +226,9 @@ def _launch_both(
     Launch(
         _varlen_attention_dquery_kernel, (problems * blocks,), *layout, blocks, Tq,
         **constants(operands, tiling.queries),
-    )(*operands[:5], out, lse, grad, delta, dquery)  # fmt: skip
+    )(*operands[:5], out, lse, grad, delta, dquery, norms[0])  # fmt: skip
     blocks = cdiv(operands.max_key, tiling.keys.block_k)
     Launch(
-        _varlen_attention_dkey_kernel, (problems * blocks,), *layout, blocks, Tq,
+        _varlen_attention_dkey_kernel, (problems * blocks,), *layout, blocks, Tq, len(dkey),
         **constants(operands, tiling.keys),
-    )(*operands[:5], lse, grad, delta, dkey, dvalue)  # fmt: skip
+    )(*operands[:5], lse, grad, delta, dkey, dvalue, *norms[1:])  # fmt: skip

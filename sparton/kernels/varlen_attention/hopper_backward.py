@@ -9,6 +9,8 @@ rings of hopper_rings.py. So what is summed, and the weights that it is summed w
 registers: products take the one from there and add to the other (WGMMA).
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,6 +33,7 @@ from sparton.kernels.varlen_attention.hopper_rings import (
     product,
     rows_of,
     specialise,
+    write_norms,
     write_rows,
 )
 from sparton.kernels.varlen_attention.operands import AttentionOperands
@@ -73,7 +76,7 @@ def _delta(gradients, out, D: gl.constexpr):
 def _dquery(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.constexpr):
     """Gradients of a tile of queries. Their logarithms and deltas go where the other kernel reads
     them."""
-    lse_ptr, sums_ptr, dquery_ptr, Tq, stride_s, stride_d = results
+    lse_ptr, sums_ptr, dquery_ptr, norms_ptr, Tq, stride_s, stride_d = results
     SCORES: gl.constexpr = product(TILE)
     SUMMED: gl.constexpr = product(SHAPE.D)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -103,13 +106,15 @@ def _dquery(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.con
         dquery = warpgroup_mma_wait(0, deps=(dquery,))
         give_back(chunks, step, last_tile)
     give_back(tiles, tile, True)
-    write_rows(dquery * SHAPE.SCALE, dquery_ptr, stride_d, place, SHAPE.D)
+    dquery *= SHAPE.SCALE
+    write_norms(dquery, norms_ptr, Tq, place)
+    write_rows(dquery, dquery_ptr, stride_d, place, SHAPE.D)
 
 
 @gluon.jit
 def _dkey(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.constexpr):
     """Gradients of a tile of keys and of their values."""
-    dkey_ptr, dvalue_ptr, stride_d = results
+    dkey_ptr, dvalue_ptr, key_norms_ptr, value_norms_ptr, Tk, stride_d = results
     SCORES: gl.constexpr = product(TILE)
     SUMMED: gl.constexpr = product(SHAPE.D)
     offs = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
@@ -134,7 +139,10 @@ def _dkey(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.const
         dkey, dvalue = warpgroup_mma_wait(0, deps=(dkey, dvalue))
         give_back(chunks, step, last_tile)
     give_back(tiles, tile, True)
-    write_rows(dkey * SHAPE.SCALE, dkey_ptr, stride_d, place, SHAPE.D)
+    dkey *= SHAPE.SCALE
+    write_norms(dkey, key_norms_ptr, Tk, place)
+    write_norms(dvalue, value_norms_ptr, Tk, place)
+    write_rows(dkey, dkey_ptr, stride_d, place, SHAPE.D)
     write_rows(dvalue, dvalue_ptr, stride_d, place, SHAPE.D)
 
 
@@ -143,7 +151,7 @@ def _dkey(results, place, tiles, tile, chunks, first, last_tile, SHAPE: gl.const
 )
 def _dquery_hopper_kernel(
     query, grad, out, key, value, query_cu_ptr, key_cu_ptr, shares_ptr, lse_ptr, sums_ptr,
-    dquery_ptr,
+    dquery_ptr, norms_ptr,
     stride_q, stride_g, stride_k, stride_v, N, Tq, stride_s, stride_d,
     SCALE: gl.constexpr, H: gl.constexpr, D: gl.constexpr, TILES: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -154,14 +162,15 @@ def _dquery_hopper_kernel(
     tiled = Operand((query, grad, out), (stride_q, stride_g, D), None)
     chunked = Operand((key, value), (stride_k, stride_v), None)
     bounds = (query_cu_ptr, key_cu_ptr, shares_ptr, N)
-    results = (lse_ptr, sums_ptr, dquery_ptr, Tq, stride_s, stride_d)
+    results = (lse_ptr, sums_ptr, dquery_ptr, norms_ptr, Tq, stride_s, stride_d)
     specialise(_dquery, bounds, results, tiled, chunked, TILES, CHUNKS, SHAPE)
 
 
-@gluon.jit(do_not_specialize=["stride_q", "stride_g", "stride_k", "stride_v", "N"])
+@gluon.jit(do_not_specialize=["stride_q", "stride_g", "stride_k", "stride_v", "N", "Tk"])
 def _dkey_hopper_kernel(
     query, grad, key, value, sums, query_cu_ptr, key_cu_ptr, shares_ptr, dkey_ptr, dvalue_ptr,
-    stride_q, stride_g, stride_k, stride_v, N, stride_d,
+    key_norms_ptr, value_norms_ptr,
+    stride_q, stride_g, stride_k, stride_v, N, Tk, stride_d,
     SCALE: gl.constexpr, H: gl.constexpr, D: gl.constexpr, TILES: gl.constexpr,
     CHUNKS: gl.constexpr,
 ):  # fmt: skip
@@ -170,7 +179,7 @@ def _dkey_hopper_kernel(
     tiled = Operand((key, value), (stride_k, stride_v), None)
     chunked = Operand((query, grad), (stride_q, stride_g), sums)
     bounds = (key_cu_ptr, query_cu_ptr, shares_ptr, N)
-    results = (dkey_ptr, dvalue_ptr, stride_d)
+    results = (dkey_ptr, dvalue_ptr, key_norms_ptr, value_norms_ptr, Tk, stride_d)
     specialise(_dkey, bounds, results, tiled, chunked, TILES, CHUNKS, SHAPE)
 
 
@@ -178,9 +187,10 @@ def attention_backward_hopper(
     operands: AttentionOperands,
     given: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor],
+    norms: Sequence[Tensor | None] = (None, None, None),
 ) -> None:
-    """Fill the gradients of query, key and value, given the results, the logarithms and the
-    results' gradient, as
+    """Fill the gradients of query, key and value, and norms, given the results, the logarithms and
+    the results' gradient, as
     :func:`~sparton.kernels.varlen_attention.backward.varlen_attention_backward` says."""
     bounds, (out, lse, grad), (dquery, dkey, dvalue) = operands[3:5], given, gradients
     Tq, H, d = out.shape
@@ -197,8 +207,10 @@ def attention_backward_hopper(
     Launch(
         _dquery_hopper_kernel, grid, *strides, N, Tq, sums.stride(0), dquery.stride(0),
         TILES=QUERIES_EACH * QUERY_PARTS.value, **constants,
-    )(query, grad, rows_of(out), key, value, *bounds, shares, lse, sums, dquery)  # fmt: skip
+    )(
+        query, grad, rows_of(out), key, value, *bounds, shares, lse, sums, dquery, norms[0],
+    )  # fmt: skip
     Launch(
-        _dkey_hopper_kernel, grid, *strides, N, dkey.stride(0),
+        _dkey_hopper_kernel, grid, *strides, N, len(dkey), dkey.stride(0),
         TILES=KEYS_EACH * KEY_PARTS.value, **constants,
-    )(query, grad, key, value, columns, *bounds, shares, dkey, dvalue)  # fmt: skip
+    )(query, grad, key, value, columns, *bounds, shares, dkey, dvalue, *norms[1:])  # fmt: skip

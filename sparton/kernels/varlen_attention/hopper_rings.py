@@ -294,6 +294,16 @@ def write_rows(tile, x_ptr, stride_t, place, D: gl.constexpr):
     gl.store(x_ptr + rows[:, None] + columns[None, :], values, (offs < place.count)[:, None])
 
 
+@gluon.jit
+def write_norms(tile, norms_ptr, T, place):
+    """Write those of the same rows, one head after the other, if they are asked for."""
+    if norms_ptr is not None:
+        offs = gl.arange(0, TILE, gl.SliceLayout(1, tile.type.layout))
+        norms = gl.sqrt_rn(gl.sum(tile * tile, 1))
+        rows = place.head.to(gl.int64) * T + place.row + offs
+        gl.store(norms_ptr + rows, norms, offs < place.count)
+
+
 def rows_of(x: Tensor) -> Descriptor:
     """The descriptor of 64 rows of one head of ``[T, H, d]``."""
     T, H, d = x.shape
