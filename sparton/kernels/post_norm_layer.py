@@ -4,8 +4,7 @@ Its parts are those of :mod:`~sparton.kernels.encoder_layer` and
 :mod:`~sparton.kernels.varlen_attention` with matrix products between them. As functions and modules
 of their own they take the host several times as long as their launches do, for which the device
 waits where a batch is small, as in a step of many parts or in a small model. Products are in 16
-bits; or in FP8, but for those that give the gradients of weights, see
-:mod:`~sparton.kernels.encoder_layer.fp8_function`.
+bits, or all of them in FP8, see :mod:`~sparton.kernels.encoder_layer.fp8_function`.
 
 T packed tokens, D hidden width, F width of the feed-forward part, H heads, d the width of a head.
 """
@@ -21,11 +20,21 @@ from torch.autograd.function import once_differentiable
 
 from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows, empty_rows
+from sparton.kernels.encoder_layer.fp8_operands import (
+    Fp8Operand,
+    Fp8Rows,
+    Limits,
+    unknown_limits,
+)
 from sparton.kernels.encoder_layer.fp8_products import (
     Fp8Weight,
+    attention_limits,
+    fp8_weight_gradient,
+    gelu_gradient_limits,
     input_gradient,
     linear_product,
+    product_limits,
+    rounded,
 )
 from sparton.kernels.encoder_layer.linear import (
     linear,
@@ -40,27 +49,13 @@ from sparton.kernels.varlen_attention.operands import AttentionOperands
 _attend = late("sparton.kernels.varlen_attention.forward.varlen_attention_forward")
 _attend_backward = late("sparton.kernels.varlen_attention.backward.varlen_attention_backward")
 _gelu_backward = late("sparton.kernels.encoder_layer.gelu.gelu_backward")
-_gelu_rows = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_forward")
-_gelu_rows_backward = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_backward")
 _norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
 _norm_backward = late("sparton.kernels.encoder_layer.normalization.norm_backward")
-_round = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
-_round_and_add = late("sparton.kernels.encoder_layer.fp8_rows.round_and_add_rows")
+_round = late("sparton.kernels.encoder_layer.fp8_tiles.round_tiles")
 
 Saved = tuple[Tensor | None, ...]
+Operand = Tensor | Fp8Operand  # what a product reads, [T, K]
 Weight = Tensor | Fp8Weight
-
-
-class Operand(NamedTuple):
-    """What a product reads.
-
-    Attributes:
-        wide: ``[T, K]`` in 16 bits.
-        rows: the same in FP8, for a product in it.
-    """
-
-    wide: Tensor
-    rows: Fp8Rows | None
 
 
 class LayerParameters(NamedTuple):
@@ -138,11 +133,15 @@ class LayerOptions(NamedTuple):
 
 
 class _Attended(NamedTuple):
-    """What the backward of the attention half reads; ``operand`` is that of the layer."""
+    """What the backward of the attention half reads; ``operand`` is that of the layer and ``read``
+    that of its second product, as :func:`_kept` has them."""
 
-    operand: Tensor
+    operand: Tensor | None
+    operand_scales: Tensor | None
     states: Tensor
     mixed: Tensor
+    read: Tensor | None
+    read_scales: Tensor | None
     lse: Tensor | None
     sums: Tensor | None
     moments: Tensor | None
@@ -150,23 +149,31 @@ class _Attended(NamedTuple):
 
 
 class _Fed(NamedTuple):
-    """What the backward of the feed-forward half reads: ``product`` comes before GELU and
-    ``activated`` behind it."""
+    """What the backward of the feed-forward half reads: ``product`` comes before GELU and ``read``
+    behind it."""
 
-    operand: Tensor
+    operand: Tensor | None
+    operand_scales: Tensor | None
     product: Tensor | None
-    activated: Tensor
+    read: Tensor | None
+    read_scales: Tensor | None
     sums: Tensor | None
     moments: Tensor | None
     seed: Tensor | None
 
 
 class _Ended(NamedTuple):
-    """The end of a half, as the next product reads it, too; and the seed of its dropout."""
+    """The end of a half: what it hands on, the limits of its rows if they are wanted, and the seed
+    of its dropout."""
 
     norm: Normalised
-    operand: Operand
+    limits: Limits | None
     seed: Tensor | None
+
+    @property
+    def wide(self) -> Tensor:
+        """What the next product reads."""
+        return self.norm.out if self.norm.second is None else self.norm.second
 
 
 @on_its_device
@@ -176,13 +183,13 @@ def post_norm_layer(
     parameters: LayerParameters,
     weights: ProductWeights,
     options: LayerOptions,
-) -> tuple[Tensor, Tensor | None, Fp8Rows | None]:
+) -> tuple[Tensor, Tensor | None, Limits | None]:
     """Attention and the feed-forward part with GELU, each added to what it read, after dropout, and
     normalised.
 
     Args:
-        operand: ``[T, D]`` float16 or bfloat16, contiguous, on a GPU; in FP8, too, if the products
-            are. T is not 0, and d is one that
+        operand: ``[T, D]`` float16 or bfloat16, contiguous, on a GPU; in FP8 if the products are.
+            T is not 0, and d is one that
             :func:`~sparton.kernels.varlen_attention.varlen_self_attention` serves.
         residual: ``[T, D]``, contiguous, the same in the dtype of sums.
         parameters: those that gradients are for.
@@ -191,35 +198,40 @@ def post_norm_layer(
 
     Returns:
         What the layer hands on, ``[T, D]``, and its copy or None, see
-        :func:`~sparton.kernels.encoder_layer.post_norm_and_copy`; and the same in FP8, if the
-        products are in it and the options say so. Differentiable once.
+        :func:`~sparton.kernels.encoder_layer.post_norm_and_copy`; and the limits of its rows, if
+        the options ask for them, with a copy then that may be the same in memory: the gradients of
+        both are added where they are read. Differentiable once.
     """
-    given = (operand.wide, residual, *parameters)
-    if gradient_follows(*given):
-        out, second, *rows = _Layer.apply(operand.rows, weights, options, *given)
-        return out, second, Fp8Rows(*rows) if rows else None
+    in_fp8, wide = (operand, operand.wide) if isinstance(operand, Fp8Operand) else (None, operand)
+    if gradient_follows(wide, residual, *parameters):
+        out, copy, *found = _Layer.apply(in_fp8, weights, options, wide, residual, *parameters)
+        return out, copy, Limits(*found) if found else None
     ended, _ = _forward(operand, residual, parameters, weights, options, save=False)
-    return ended.norm.out, ended.norm.second, ended.operand.rows
+    return ended.norm.out, ended.norm.second, ended.limits
 
 
 class _Layer(Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Fp8Rows | None, weights: ProductWeights, options: LayerOptions,
+        ctx: Any, in_fp8: Fp8Operand | None, weights: ProductWeights, options: LayerOptions,
         operand: Tensor, residual: Tensor, *parameters: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         learned = LayerParameters(*parameters)
-        ended, saved = _forward(
-            Operand(operand, rows), residual, learned, weights, options, save=True
-        )
+        read = operand if in_fp8 is None else in_fp8
+        ended, saved = _forward(read, residual, learned, weights, options, save=True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved, *parameters)
         # Weights as products read them are nobody's to change: others come in their place.
         ctx.weights, ctx.options, ctx.residual_dtype = weights, options, residual.dtype
         ctx.same = operand is residual
-        out, second, found = ended.norm.out, ended.norm.second, ended.operand.rows or ()
+        out, copy, *_ = ended.norm
+        if ended.limits is None:
+            return out, copy
+        # Products in FP8 do not end in a sum, as those in 16 bits do.
+        copy = out.detach() if copy is None else copy
+        found = ended.limits[:2]
         ctx.mark_non_differentiable(*found)
-        return out, second, *found
+        return out, copy, *found
 
     @staticmethod
     @once_differentiable
@@ -249,7 +261,7 @@ def _forward(
     options: LayerOptions, *, save: bool,
 ) -> tuple[_Ended, Saved]:  # fmt: skip
     """The result, and what the backward reads if ``save``: :class:`_Attended` and :class:`_Fed`."""
-    with without_autocast(operand.wide.device):
+    with without_autocast(residual.device):
         middle, attended = _attention_half(
             operand, residual, parameters, weights, options, save=save
         )
@@ -263,31 +275,46 @@ def _attention_half(
 ) -> tuple[_Ended, Saved]:  # fmt: skip
     states = _product(operand, weights.projection, weights.projection_bias)
     mixed, lse = _attend()(options.operands(states), lse=save)
-    read = _operand(mixed.view(operand.wide.shape), weights)
+    mixed = mixed.view(residual.shape)
+    read: Operand = mixed
+    if isinstance(operand, Fp8Operand):
+        assert isinstance(weights.projection, Fp8Weight)
+        limits = attention_limits(operand.limits, weights.projection, weights.projection_bias)
+        read = rounded(mixed, limits, turned=save)
     vectors = parameters.attention_bias, parameters.attention_gain, parameters.attention_shift
     owned = options.owned and weights.intermediate_bias is not None
-    norm = options.attention._replace(rounds=weights.in_fp8)
+    norm = options.attention._replace(limits=weights.in_fp8)
     ended = _end(read, weights.attention, residual, vectors, norm, save=save, owned=owned)
+    if not save:
+        return ended, ()
     # What is not returned is free for the other half.
     out, seed = ended.norm, ended.seed
-    kept = _Attended(operand.wide, states, read.wide, lse, out.sums, out.moments, seed)
-    return ended, kept if save else ()
+    kept = *_kept(operand), states, mixed, *_kept(read), lse, out.sums, out.moments, seed
+    return ended, _Attended(*kept)
 
 
 def _feed_forward_half(
     middle: _Ended, parameters: LayerParameters, weights: ProductWeights,
     options: NormOptions, *, save: bool,
 ) -> tuple[_Ended, Saved]:  # fmt: skip
-    activated, product = _activated(middle.operand, parameters, weights, save=save)
+    operand = rounded(middle.wide, middle.limits, turned=save) if weights.in_fp8 else middle.wide
+    read, product = _activated(operand, parameters, weights, save=save)
     vectors = parameters.output_bias, parameters.output_gain, parameters.output_shift
     owned = weights.intermediate_bias is not None
-    options = options._replace(rounds=options.rounds and weights.in_fp8)
-    ended = _end(
-        activated, weights.output, middle.norm.out, vectors, options, save=save, owned=owned
-    )
+    options = options._replace(limits=options.limits and weights.in_fp8)
+    ended = _end(read, weights.output, middle.norm.out, vectors, options, save=save, owned=owned)
+    if not save:
+        return ended, ()
     out, seed = ended.norm, ended.seed
-    kept = _Fed(middle.operand.wide, product, activated.wide, out.sums, out.moments, seed)
-    return ended, kept if save else ()
+    kept = *_kept(operand), product, *_kept(read), out.sums, out.moments, seed
+    return ended, _Fed(*kept)
+
+
+def _kept(operand: Operand) -> tuple[Tensor | None, Tensor | None]:
+    """What the gradient of a weight reads, and its scales in FP8."""
+    if isinstance(operand, Fp8Operand):
+        return operand.turned or (None, None)
+    return operand, None
 
 
 def _activated(
@@ -295,14 +322,16 @@ def _activated(
 ) -> tuple[Operand, Tensor | None]:
     """GELU of the product with its bias; and the product, if the backward reads it."""
     weight, bias = weights.intermediate, parameters.intermediate_bias
-    if isinstance(weight, Fp8Weight):
+    if isinstance(operand, Fp8Operand):
+        assert isinstance(weight, Fp8Weight)
         product = _product(operand, weight, None)
-        rows = empty_rows(product)
-        return Operand(_gelu_rows()(product, bias, rows, save=save), rows), product
+        limits = product_limits(operand.limits, weight, bias)
+        rows, turned, _ = _round()(product, limits, bias=bias, turned=save)
+        return Fp8Operand(product, rows, turned, limits), product
+    assert isinstance(weight, Tensor)
     if save or weights.intermediate_bias is None:
-        out, product = linear_gelu_and_product(operand.wide, weight, bias)
-        return Operand(out, None), product
-    return Operand(linear_gelu(operand.wide, weight, weights.intermediate_bias), None), None
+        return linear_gelu_and_product(operand, weight, bias)
+    return linear_gelu(operand, weight, weights.intermediate_bias), None
 
 
 def _end(
@@ -315,41 +344,36 @@ def _end(
     bias, gain, shift = vectors
     seed = draw_seed(residual.device) if options.p else None
     added: Tensor | None = residual
-    alone = owned and not save and not options.p and residual.dtype == x.wide.dtype
-    if alone and isinstance(weight, Tensor):
-        product, added = residual.addmm_(x.wide, weight.t()), None
+    alone = owned and not save and not options.p
+    if alone and isinstance(x, Tensor) and residual.dtype == x.dtype:
+        assert isinstance(weight, Tensor)
+        product, added = residual.addmm_(x, weight.t()), None
     else:
         product = _product(x, weight, None)
-    rows = empty_rows(product) if options.rounds else None
+    limits = unknown_limits(product) if options.limits else None
     out = _norm()(
         product, bias, added, gain, shift, seed, p=options.p, eps=options.eps,
-        dtype=options.dtype, copy=options.copy, save=save, rows=rows,
+        dtype=options.dtype, copy=options.copy, save=save, limits=limits,
     )  # fmt: skip
-    return _Ended(out, Operand(out.out if out.second is None else out.second, rows), seed)
-
-
-def _operand(wide: Tensor, weights: ProductWeights) -> Operand:
-    """What no kernel has rounded on its way."""
-    rows = empty_rows(wide) if weights.in_fp8 else None
-    if rows is not None:
-        _round()(wide, rows)
-    return Operand(wide, rows)
+    return _Ended(out, limits, seed)
 
 
 def _product(x: Operand, weight: Weight, bias: Tensor | None) -> Tensor:
     """``x weight^T + bias``."""
-    if isinstance(weight, Fp8Weight):
-        assert x.rows is not None
+    if isinstance(x, Fp8Operand):
+        assert isinstance(weight, Fp8Weight)
         return linear_product(x.rows, weight, bias, x.wide.dtype)
-    return torch.mm(x.wide, weight.t()) if bias is None else linear(x.wide, weight, bias)
+    assert isinstance(weight, Tensor)
+    return torch.mm(x, weight.t()) if bias is None else linear(x, weight, bias)
 
 
 def _input_gradient(grad: Operand, weight: Weight) -> Tensor:
     """``grad weight``."""
-    if isinstance(weight, Fp8Weight):
-        assert grad.rows is not None
+    if isinstance(grad, Fp8Operand):
+        assert isinstance(weight, Fp8Weight)
         return input_gradient(grad.rows, weight.inputs, grad.wide.dtype)
-    return torch.mm(grad.wide, weight)
+    assert isinstance(weight, Tensor)
+    return torch.mm(grad, weight)
 
 
 class _Backward(NamedTuple):
@@ -365,17 +389,20 @@ class _Backward(NamedTuple):
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Gradients of the half's residual, of its operand, and of its parameters in their order,
         given those of its result and of the copy."""
+        assert fed.product is not None
         dproduct, dmiddle, (dgain, dbias, dshift) = self._norm(
             grads,
             fed,
             self.parameters.output_gain,
             self.options.output,
-            self.options.attention.dtype,
+            (fed.product.dtype, self.options.attention.dtype),
         )
-        doutput = self._of_weights(dproduct, fed.activated, "output_weight")
+        doutput = self._of_weights(dproduct, fed.read, fed.read_scales, "output_weight")
         dactivated = _input_gradient(dproduct, self.weights.output)
-        dinner, dinner_bias = self._gelu(dactivated, fed)
-        dintermediate = self._of_weights(dinner, fed.operand, "intermediate_weight")
+        dinner, dinner_bias = self._gelu(dactivated, dproduct, fed.product)
+        dintermediate = self._of_weights(
+            dinner, fed.operand, fed.operand_scales, "intermediate_weight"
+        )
         doperand = _input_gradient(dinner, self.weights.intermediate)
         return dmiddle, doperand, [dintermediate, dinner_bias, doutput, dbias, dgain, dshift]
 
@@ -390,28 +417,41 @@ class _Backward(NamedTuple):
         """The same of the half before. Where one tensor is its operand and residual, a product in
         16 bits ends in the sum of both gradients, which is otherwise a pass of its own."""
         dproduct, dresidual, (dgain, dbias, dshift) = self._norm(
-            grads, attended, self.parameters.attention_gain, self.options.attention, residual_dtype
+            grads,
+            attended,
+            self.parameters.attention_gain,
+            self.options.attention,
+            (attended.states.dtype, residual_dtype),
         )
-        dattention = self._of_weights(dproduct, attended.mixed, "attention_weight")
+        dattention = self._of_weights(
+            dproduct, attended.read, attended.read_scales, "attention_weight"
+        )
         operands = self.options.operands(attended.states)
         shape = operands.query.shape
         dmixed = _input_gradient(dproduct, self.weights.attention).view(shape)
-        wide = torch.empty_like(attended.states)
+        wide, weight = torch.empty_like(attended.states), self.weights.projection
+        norms = None
+        if isinstance(weight, Fp8Weight):  # of each head's part of the queries, keys and values
+            norms = wide.new_empty((3, *reversed(shape[:2])), dtype=torch.float32)
         _attend_backward()(
             dmixed, operands, attended.mixed.view(shape), attended.lse,
-            gradients=self.options.operands(wide)[:3],
+            gradients=self.options.operands(wide)[:3], norms=norms,
         )  # fmt: skip
-        weight = self.weights.projection
+        dstates: Operand = wide
         if isinstance(weight, Fp8Weight):
-            dstates = Operand(wide, empty_rows(wide))
-            dbiases = _round_and_add()(*dstates)
+            assert norms is not None
+            of_rows = torch.linalg.vector_norm(norms.flatten(0, 1), dim=0)
+            limits = Limits(of_rows, of_rows.amax())
+            rows, turned, dbiases = _round()(wide, limits, turned=True, sums=True)
+            dstates = Fp8Operand(wide, rows, turned, limits)
             doperand = _input_gradient(dstates, weight)
             doperand = dresidual.add_(doperand) if same else doperand
         else:
-            dstates = Operand(wide, None)
             dbiases = wide.sum(0, dtype=torch.float32)
             doperand = dresidual.addmm_(wide, weight) if same else torch.mm(wide, weight)
-        dprojection = self._of_weights(dstates, attended.operand, *LayerParameters._fields[:3])
+        dprojection = self._of_weights(
+            dstates, attended.operand, attended.operand_scales, *LayerParameters._fields[:3]
+        )
         dweights = [None] * 3 if dprojection is None else dprojection.chunk(3)
         of_residual = None if same else dresidual
         of_projection = [*dweights, *dbiases.chunk(3)]
@@ -423,28 +463,39 @@ class _Backward(NamedTuple):
         saved: _Attended | _Fed,
         gain: Tensor,
         options: NormOptions,
-        residual_dtype: torch.dtype,
+        dtypes: tuple[torch.dtype, torch.dtype],
     ) -> tuple[Operand, Tensor, Sequence[Tensor]]:
-        """Gradients of the product, of the residual, and of gain, bias and shift."""
-        rows = empty_rows(saved.operand) if self.weights.in_fp8 else None
+        """Gradients of the product and of the residual, in these dtypes, and of gain, bias and
+        shift."""
+        limits = unknown_limits(grads[0]) if self.weights.in_fp8 else None
         dproduct, dresidual, columns = _norm_backward()(
             grads[0], grads[1] if grads[1:] else None, None, saved.sums, saved.moments, gain,
-            saved.seed, vectors=3, p=options.p, dtypes=(saved.operand.dtype, residual_dtype),
-            rows=rows,
+            saved.seed, vectors=3, p=options.p, dtypes=dtypes, limits=limits,
         )  # fmt: skip
-        return Operand(dproduct, rows), dresidual, columns.unbind(0)
+        grad = dproduct if limits is None else rounded(dproduct, limits, turned=True)
+        return grad, dresidual, columns.unbind(0)
 
-    def _gelu(self, grad: Tensor, fed: _Fed) -> tuple[Operand, Tensor]:
-        """Gradients of the product before GELU and of its bias."""
-        assert fed.product is not None
-        given = grad, fed.product, self.parameters.intermediate_bias
-        rows = empty_rows(fed.product) if self.weights.in_fp8 else None
-        found = _gelu_backward()(*given) if rows is None else _gelu_rows_backward()(*given, rows)
-        return Operand(found[0], rows), found[1]
+    def _gelu(self, grad: Tensor, of_product: Operand, product: Tensor) -> tuple[Operand, Tensor]:
+        """Gradients of the product before GELU and of its bias, given those of GELU's result and of
+        the product of that."""
+        bias = self.parameters.intermediate_bias
+        if not isinstance(of_product, Fp8Operand):
+            return _gelu_backward()(grad, product, bias)
+        assert isinstance(self.weights.output, Fp8Weight)
+        limits = gelu_gradient_limits(of_product.limits, self.weights.output)
+        rows, turned, sums = _round()(product, limits, bias=bias, grad=grad, turned=True, sums=True)
+        return Fp8Operand(grad, rows, turned, limits), sums
 
-    def _of_weights(self, grad: Operand, x: Tensor, *names: str) -> Tensor | None:
+    def _of_weights(
+        self, grad: Operand, x: Tensor | None, scales: Tensor | None, *names: str
+    ) -> Tensor | None:
         """The gradient of one weight or of several, one above the other; None where none of them
         needs it."""
         if not any(getattr(self.needs, name) for name in names):
             return None
-        return weight_gradient(grad.wide, x, getattr(self.parameters, names[0]).dtype)
+        dtype = getattr(self.parameters, names[0]).dtype
+        assert x is not None
+        if isinstance(grad, Fp8Operand):
+            assert grad.turned is not None and scales is not None
+            return fp8_weight_gradient(grad.turned, Fp8Rows(x, scales), dtype)
+        return weight_gradient(grad, x, dtype)

@@ -6,17 +6,17 @@ T packed tokens, D hidden width.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from sparton.kernels.dispatch import autocast_dtype, needs_operators
-from sparton.kernels.encoder_layer import Fp8Operand
+from sparton.kernels.encoder_layer import rounded
 from sparton.kernels.post_norm_layer import (
     LayerOptions,
     LayerParameters,
-    Operand,
     ProductWeights,
     post_norm_layer,
 )
@@ -24,6 +24,7 @@ from sparton.models.attention import SHORT, has_short_kernel
 from sparton.models.bert_parts import (
     Intermediate,
     LayerStates,
+    Operand,
     PostNorm,
     SelfAttention,
     States,
@@ -106,16 +107,18 @@ class FusedLayer(GradientCheckpointingLayer):
         of_gelu = None if self.training or rounds else kept(dtype, parameters.intermediate_bias)
         products = ProductWeights(projected, kept(dtype, *biases), ended, fed, left, of_gelu)
         sequences, heads = (cu_seq_lens_q, max_length_q), (attention.heads, attention.scale)
-        norms = first.options(dtype), last.options(dtype)
-        options = LayerOptions(*sequences, *heads, *norms, owned)
+        ends = first.options(dtype), last.options(dtype)
+        options = LayerOptions(*sequences, *heads, *ends, owned)
         operand = narrow.squeeze(0)
         # One tensor stays one: the layer adds its two gradients on its way.
         residual = operand if wide is narrow else wide.squeeze(0)
-        read = Operand(operand.to(dtype), in_fp8(states, dtype).rows if rounds else None)
-        out, copy, rows = post_norm_layer(read, residual, parameters, products, options)
+        given = operand.to(dtype)
+        read: Operand = in_fp8(states, dtype)._replace(wide=given) if rounds else given
+        out, copy, limits = post_norm_layer(read, residual, parameters, products, options)
         narrow = (out if copy is None else copy)[None]
-        if rows is not None:
-            return LayerStates(out[None], Fp8Operand(narrow, rows))
+        if limits is not None:
+            in_both = rounded(narrow, limits, turned=torch.is_grad_enabled())
+            return LayerStates(out[None], in_both)
         return out[None] if copy is None else LayerStates(out[None], narrow)
 
     @property

@@ -174,7 +174,7 @@ class PostNorm(FusedPart):
         """What it does under autocast to this dtype."""
         dtype = self.sum_dtype(product_dtype)
         copy = None if product_dtype == dtype or not self.both else product_dtype
-        return NormOptions(self.LayerNorm.eps, self.p, dtype, copy, rounds=self.both)
+        return NormOptions(self.LayerNorm.eps, self.p, dtype, copy, limits=self.both)
 
     def sum_dtype(self, product_dtype: torch.dtype) -> torch.dtype:
         """In which sums are handed on, given that of products: fp32, as normalisations give it

@@ -19,8 +19,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import fp8_rows, gated, gelu, gelu_rows, normalization, rotation
-from sparton.kernels.encoder_layer.fp8_operands import empty_rows
+from sparton.kernels.encoder_layer import fp8_tiles, gated, gelu, normalization, rotation
+from sparton.kernels.encoder_layer.fp8_limits import limits_of
+from sparton.kernels.encoder_layer.fp8_operands import Limits
+from sparton.kernels.encoder_layer.fp8_tiles import round_tiles
 from sparton.kernels.encoder_layer.hopper_products import hopper_linear
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
@@ -180,6 +182,7 @@ def attention(d: int) -> None:
         operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1, window)
         out, sums = attention_kernels.varlen_attention_forward(operands)
         varlen_attention_backward(states, operands, out, sums)
+    varlen_attention_backward(states, operands, out, sums, norms=torch.zeros(3, 12, 600))
     share_out(operands, 64)
 
 
@@ -189,7 +192,8 @@ def attention_on_hopper(d: int, *, lse: bool) -> None:
     sums = torch.zeros(12, 600) if lse else None
     attention_hopper(operands, states, sums)
     if sums is not None:
-        attention_backward_hopper(operands, (states, sums, states), (states, states, states))
+        for norms in ((None,) * 3, (sums,) * 3):
+            attention_backward_hopper(operands, (states, sums, states), (states,) * 3, norms)
 
 
 def layer(dtype: torch.dtype, D: int) -> None:
@@ -241,14 +245,18 @@ def products(dtype: torch.dtype) -> None:
 
 
 def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:
-    """The same, each rounding its rows to FP8."""
+    """The same where products are in FP8."""
     states, vector, seed = torch.zeros(600, D, dtype=BF16), torch.zeros(D), torch.zeros(()).int()
-    rows = empty_rows(states)
-    fp8_rows.round_rows(states, rows)
-    fp8_rows.round_and_add_rows(states, rows)
-    gelu_rows.gelu_rows_forward(states, vector, rows)
-    gelu_rows.gelu_rows_backward(states, states, vector, rows)
-    options: dict[str, Any] = {"p": 0.1, "rows": rows}
+    limits = Limits(torch.zeros(600), seed.float(), seed.float(), seed.float())
+    for x in (states, states.float()):
+        round_tiles(x, limits._replace(factor=None, offset=None), turned=True)
+    for turned in (True, False):
+        round_tiles(states, limits, bias=vector, turned=turned)
+    round_tiles(states, limits._replace(norms=None), turned=True)
+    for bias in (None, vector):
+        others = {"grad": None if bias is None else states, "turned": True, "sums": True}
+        round_tiles(states, limits._replace(offset=None), bias=bias, **others)
+    options: dict[str, Any] = {"p": 0.1, "limits": limits_of(states)}
     _, _, *saved = normalization.norm_forward(
         states, vector, states, vector, vector, seed, eps=1e-5, copy=copy, save=True,
         dtype=BF16 if copy is None else FP32, **options,
@@ -460,6 +468,8 @@ def main(capability: tuple[int, int], room: int) -> None:
     forward._capability = lambda device: capability
     hidden.shared_memory = lambda device: room
     attention_kernels.JITFunction = ()  # for tensors on a CPU
+    for module in (gelu, fp8_tiles, gated):
+        module.approximates = lambda x: True
     built: list[tuple[str, int, int]] = []
     Launch.__call__ = lambda *launch: build(built, *launch)  # type: ignore[method-assign]
     for case, run in cases(capability):

@@ -20,7 +20,7 @@ SHARED_MEMORY = {"8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.
 TENSOR_MEMORY = 512  # columns, where there is any
 FP8 = (
     "sparton.kernels.segment_max.quantize.", "sparton.kernels.splade_head.fp8.",
-    "sparton.kernels.encoder_layer.fp8_rows.", "sparton.kernels.encoder_layer.gelu_rows.",
+    "sparton.kernels.encoder_layer.fp8_tiles.", "sparton.kernels.encoder_layer.fp8_limits.",
 )  # fmt: skip
 ROOT = Path(__file__).parents[2]
 

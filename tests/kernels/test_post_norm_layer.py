@@ -29,7 +29,6 @@ from sparton.kernels.encoder_layer.fp8_products import round_weights
 from sparton.kernels.post_norm_layer import (
     LayerOptions,
     LayerParameters,
-    Operand,
     ProductWeights,
     post_norm_layer,
 )
@@ -63,8 +62,8 @@ def states(dtype: torch.dtype, sums: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def layer(operand: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
     """With products in 16 bits."""
-    *found, rows = post_norm_layer(Operand(operand, None), *given)
-    assert rows is None
+    *found, limits = post_norm_layer(operand, *given)
+    assert limits is None
     return tuple(found)
 
 
@@ -267,44 +266,41 @@ def parts_in_fp8(
     DEVICE == "cuda" and not has_fp8(torch.device(DEVICE)),
     reason="this GPU has no FP8 tensor cores",
 )
-@pytest.mark.parametrize(("copied", "rounds"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize(("copied", "wanted"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_results_in_fp8_are_those_of_the_parts(p, copied, rounds):
+def test_results_in_fp8_are_those_of_the_parts(p, copied, wanted):
     dtype = HALVES[-1]
     sums, copy = (torch.float32, dtype) if copied else (dtype, None)
     options = options_of(p, sums, copy)
-    first, last = (options.attention._replace(rounds=each) for each in (True, rounds))
+    first, last = (options.attention._replace(limits=each) for each in (True, wanted))
     options = options._replace(attention=first, output=last)
     operand, residual = states(dtype, sums)
     operand = operand.detach().clone().requires_grad_()
     learned = parameters()
-    wanted = [operand, residual, *learned]
+    leaves = [operand, residual, *learned]
     with nullcontext() if DEVICE == "cuda" else interpreter.rounding():
         read = fp8_operand(operand)
         torch.manual_seed(3)
-        out, second, rows = post_norm_layer(
-            Operand(operand, read.rows), residual, learned, in_fp8(learned), options
-        )
+        out, second, limits = post_norm_layer(read, residual, learned, in_fp8(learned), options)
         torch.manual_seed(3)
         parts, left = parts_in_fp8(read, residual, learned, options)
-        found = gradients((out, second), wanted)
-        expected = gradients((parts, left.wide if copied and left else None), wanted)
+        found = gradients((out, second), leaves)
+        expected = gradients((parts, left.wide if left else None), leaves)
         with torch.no_grad():
             torch.manual_seed(3)
-            without = post_norm_layer(
-                Operand(operand, read.rows), residual, learned, in_fp8(learned), options
-            )
+            without = post_norm_layer(read, residual, learned, in_fp8(learned), options)
     assert torch.equal(out, parts) and torch.equal(out, without[0])
-    assert (rows is None) == (left is None) == (not rounds)
-    if rows is not None:
-        for other in (left.rows, without[2]):
-            assert torch.equal(rows.values.float(), other.values.float())
-            assert torch.equal(rows.scales, other.scales)
+    assert (limits is None) == (left is None) == (not wanted)
+    if limits is not None:
+        for each in (without[2], left.limits):
+            assert torch.equal(limits.norms, each.norms)
+            assert torch.equal(limits.largest, each.largest)
     names = ["operand", "residual", *LayerParameters._fields]
     for name, x, y in zip(names, found, expected, strict=True):
         assert x.dtype == y.dtype, name
-        # Without a copy autograd adds the middle's two gradients in 16 bits, as the layer does not.
-        assert torch.equal(x, y) if copied else error(x, y) < 0.02 or name == "key_bias", name
+        # Of GELU the layer knows other limits, so that other numbers are too small for e4m3; and
+        # without a copy autograd adds the middle's two gradients in 16 bits, as the layer does not.
+        assert error(x, y) < (1e-4 if copied else 0.02) or name == "key_bias", name
 
 
 def test_products_in_fp8_are_coarser_than_those_in_16_bits():
@@ -313,6 +309,6 @@ def test_products_in_fp8_are_coarser_than_those_in_16_bits():
     learned, options = parameters(), options_of(0.0, torch.float32, dtype)
     expected = layer(operand, residual, learned, weights_of(learned, dtype), options)[0]
     with nullcontext() if DEVICE == "cuda" else interpreter.rounding():
-        read = Operand(operand, fp8_operand(operand).rows)
+        read = fp8_operand(operand)
         found = post_norm_layer(read, residual, learned, in_fp8(learned), options)[0]
     assert torch.finfo(dtype).eps < error(found, expected) < 0.1

@@ -9,7 +9,7 @@ from sparton.kernels.encoder_layer.fp8_function import (
     fp8_linear_post_norm,
 )
 from sparton.kernels.encoder_layer.fp8_operands import FP8_MULTIPLE, Fp8Operand, Fp8Rows
-from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
+from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand, rounded
 from sparton.kernels.encoder_layer.gated_function import gated_gelu, gated_silu
 from sparton.kernels.encoder_layer.gelu_function import bias_gelu
 from sparton.kernels.encoder_layer.norm_function import (
@@ -59,4 +59,5 @@ __all__ = [
     "pre_norm_reference",
     "rotary",
     "rotary_reference",
+    "rounded",
 ]

@@ -13,7 +13,7 @@ class Fp8Rows(NamedTuple):
 
     Attributes:
         values: float8_e4m3fn ``[T, D]``, contiguous.
-        scales: fp32 ``[T]``, the largest absolute value of each row / 448.
+        scales: fp32 ``[T]``, powers of two.
     """
 
     values: Tensor
@@ -28,18 +28,40 @@ class Fp8Operand(NamedTuple):
     """What a product in FP8 reads, and what the gradient of its weight reads.
 
     Attributes:
-        wide: ``[..., D]`` in 16 bits; it alone has a gradient. Where nothing is recorded for
-            gradients it may be on the meta device, with a shape and a dtype and no memory.
+        wide: ``[..., D]`` in 16 bits; it alone has a gradient. What is read in FP8 alone has a
+            shape and a dtype there, and a number of its memory.
         rows: the same numbers in FP8, as ``[T, D]``.
+        turned: the same as ``[D, T]``, one scale for all, with zeros behind T up to a multiple of
+            :data:`FP8_MULTIPLE`; None where no weight has a gradient.
+        limits: of its numbers.
     """
 
     wide: Tensor
     rows: Fp8Rows
+    turned: Fp8Rows | None
+    limits: "Limits"
 
 
-def empty_rows(x: Tensor) -> Fp8Rows:
-    """To be filled with ``x [T, D]``."""
-    return Fp8Rows(
-        torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
-        torch.empty(x.shape[0], dtype=torch.float32, device=x.device),
+class Limits(NamedTuple):
+    """What no number of a row is larger than, but for roundings: ``norms * factor + offset``.
+
+    Attributes:
+        norms: fp32 ``[T]``, of the rows of a matrix; or of what a product was made of, whose
+            numbers are no larger than the norm of their row times the largest one of its weight.
+            None: all rows have the largest one's limit.
+        largest: fp32 ``[]``, of the norms.
+        factor, offset: fp32 ``[]``; None: 1 and 0.
+    """
+
+    norms: Tensor | None
+    largest: Tensor
+    factor: Tensor | None = None
+    offset: Tensor | None = None
+
+
+def unknown_limits(x: Tensor) -> Limits:
+    """The limits of ``x [T, D]``, yet to be filled in."""
+    norms, largest = (
+        torch.empty(shape, dtype=torch.float32, device=x.device) for shape in ((len(x),), ())
     )
+    return Limits(norms, largest)

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
-from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows
-from sparton.kernels.encoder_layer.fp8_rows import largest_of_rows, store_scales, store_values
+from sparton.kernels.encoder_layer.fp8_limits import raise_largest, store_norms
+from sparton.kernels.encoder_layer.fp8_operands import Limits
 from sparton.kernels.encoder_layer.operands import Normalised
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
@@ -24,8 +24,6 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
-# Rounding to FP8 takes registers, of which a warp with a row would have too few.
-FP8_WARP_COLUMNS = 256
 # Rows are copied while others before them are computed. Those of fp32 keep memory busy without it.
 STAGES = 3
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
@@ -58,19 +56,10 @@ def _rows(rows_ptr, t, T):
     return rows
 
 
-@triton.jit
-def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
-    """Whole rows ``x``, as they were rounded to 16 bits, in FP8."""
-    x = x.to(tl.float32)
-    largest = largest_of_rows(x, inside)
-    store_values(values_ptr, t, d, inside, x, largest, D)
-    store_scales(scales_ptr, t, largest, T)
-
-
 @triton.jit(do_not_specialize=["T"])
 def _norm_kernel(
     x_ptr, x_rows_ptr, bias_ptr, residual_ptr, residual_rows_ptr, gain_ptr, shift_ptr, seed_ptr,
-    out_ptr, copy_ptr, values_ptr, scales_ptr, sum_ptr, moments_ptr, T,
+    out_ptr, copy_ptr, norms_ptr, sum_ptr, moments_ptr, T,
     CENTRED: tl.constexpr, SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr,
     THRESHOLD: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -98,12 +87,9 @@ def _norm_kernel(
     store_rows(out_ptr, t, d, inside, out, D)
     if copy_ptr is not None:
         store_rows(copy_ptr, t, d, inside, out, D)
-    if values_ptr is not None:
-        if copy_ptr is not None:
-            out = out.to(copy_ptr.dtype.element_ty)
-        else:
-            out = out.to(out_ptr.dtype.element_ty)
-        _store_fp8(values_ptr, scales_ptr, t, d, inside, out, T, D)
+    if norms_ptr is not None:
+        squares = tl.sum(tl.where(inside, out * out, 0.0), 1)
+        store_norms(norms_ptr, t, squares, T)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
     if moments_ptr is not None:
@@ -115,7 +101,7 @@ def _norm_kernel(
 @triton.jit(do_not_specialize=["T", "programs"])
 def _norm_backward_kernel(
     grad_ptr, copy_grad_ptr, sum_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr,
-    values_ptr, scales_ptr, dresidual_ptr, columns_ptr, T, programs,
+    norms_ptr, largest_ptr, dresidual_ptr, columns_ptr, T, programs,
     CENTRED: tl.constexpr, VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -127,6 +113,7 @@ def _norm_backward_kernel(
     dgain = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dbias = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dshift = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    largest = tl.zeros((ROWS,), tl.float32)
     for lo in tl.range(program * ROWS, T, programs * ROWS, num_stages=STAGES):
         t = lo + tl.arange(0, ROWS)
         inside = (t < T)[:, None] & (d < D)[None, :]
@@ -153,13 +140,16 @@ def _norm_backward_kernel(
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
-        if values_ptr is not None:
-            narrow = dx.to(dx_ptr.dtype.element_ty)
-            _store_fp8(values_ptr, scales_ptr, t, d, inside, narrow, T, D)
+        if norms_ptr is not None:
+            squares = tl.sum(tl.where(inside, dx * dx, 0.0), 1)
+            norms = store_norms(norms_ptr, t, squares, T)
+            largest = tl.maximum(largest, norms, propagate_nan=tl.PropagateNan.ALL)
         dgain += grad * unit
         if VECTORS == 3:
             dbias += dx
             dshift += grad
+    if norms_ptr is not None:
+        raise_largest(largest_ptr, largest)
     columns_ptr += program.to(tl.int64) * D
     part = programs.to(tl.int64) * D
     tl.store(columns_ptr + d, tl.sum(dgain, 0), d < D)
@@ -168,10 +158,9 @@ def _norm_backward_kernel(
         tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
 
 
-def _tile(D: int, rows: Fp8Rows | None) -> dict[str, int]:
+def _tile(D: int) -> dict[str, int]:
     block = next_power_of_2(D)
-    columns = WARP_COLUMNS if rows is None else FP8_WARP_COLUMNS
-    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, columns)}
+    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, WARP_COLUMNS)}
 
 
 def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
@@ -184,7 +173,7 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 def norm_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor | None,
     seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
-    save: bool, rows: Fp8Rows | None = None, centred: bool = True, tables: Tables = (None, None),
+    save: bool, limits: Limits | None = None, centred: bool = True, tables: Tables = (None, None),
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
@@ -194,7 +183,7 @@ def norm_forward(
         bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
-        rows: ``[T, D]``, filled with the copy, or with the result where there is none, in FP8.
+        limits: unknown ones, filled with those of the rows of the result.
         centred: LayerNorm, else RMSNorm.
         tables: int64 ``[T]``, contiguous, for an x or a residual ``[any, D]`` that is a table: its
             row for each row of the result. There is no backward then.
@@ -208,21 +197,25 @@ def norm_forward(
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
     if save:
         moments = torch.empty((1 + centred, T), dtype=torch.float32, device=x.device)
+    norms = None if limits is None else limits.norms
     if T:
         Launch(
             _norm_kernel, (cdiv(T, ROWS),), T, CENTRED=centred,
-            SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed), **_tile(D, rows),
+            SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed), **_tile(D),
         )(
             x, tables[0], bias, residual, tables[1], gain, shift, seed, out, second,
-            *(rows or (None, None)), sums, moments,
+            norms, sums, moments,
         )  # fmt: skip
+        if limits is not None and norms is not None:
+            # Not by the kernel, whose programs have a row each: they would stand in line for it.
+            torch.amax(norms, 0, out=limits.largest)
     return Normalised(out, second, x if save and sums is None else sums, moments)
 
 
 def norm_backward(
     grad: Tensor, copy_grad: Tensor | None, sum_grad: Tensor | None, sums: Tensor, moments: Tensor,
     gain: Tensor, seed: Tensor | None, *, vectors: int, p: float,
-    dtypes: tuple[torch.dtype, torch.dtype | None], rows: Fp8Rows | None = None,
+    dtypes: tuple[torch.dtype, torch.dtype | None], limits: Limits | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[vectors, D]``: of
     the gain and, if there are 3, of bias and shift. The same bits every time.
@@ -233,20 +226,24 @@ def norm_backward(
         sum_grad: of what is normalised, where that is a result too.
         sums, moments, gain, seed, p: of the forward.
         dtypes: of the gradients of x and of the residual; None: there is none.
-        rows: ``[T, D]``, filled with the gradient of x in FP8.
+        limits: unknown ones, filled with those of the rows of the gradient of x.
     """
     T, D = grad.shape
     dx = torch.empty((T, D), dtype=dtypes[0], device=grad.device)
     dresidual = None if dtypes[1] is None else torch.empty_like(dx, dtype=dtypes[1])
+    norms = largest = None
+    if limits is not None:
+        norms, largest, *_ = limits
+        largest.zero_()
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
     programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((vectors, programs, D), dtype=torch.float32, device=grad.device)
     constants = {"CENTRED": len(moments) == 2, "VECTORS": vectors, **_dropout(p, seed)}
-    stages = 1 if rows is None and sums.dtype == torch.float32 else STAGES
-    tile = {"STAGES": stages, **_tile(D, rows)}
+    stages = 1 if sums.dtype == torch.float32 else STAGES
+    tile = {"STAGES": stages, **_tile(D)}
     Launch(_norm_backward_kernel, (programs,), T, programs, **constants, **tile)(
-        grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, *(rows or (None, None)),
-        dresidual, columns,
+        grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, norms, largest, dresidual,
+        columns,
     )  # fmt: skip
     return dx, dresidual, columns.sum(1)

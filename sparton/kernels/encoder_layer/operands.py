@@ -27,14 +27,14 @@ class Normalised(NamedTuple):
 
 
 class NormOptions(NamedTuple):
-    """What :func:`~sparton.kernels.encoder_layer.post_norm_and_copy` takes by name; ``rounds``
-    says whether the result is wanted in FP8 too."""
+    """What :func:`~sparton.kernels.encoder_layer.post_norm_and_copy` takes by name; ``limits`` says
+    whether those of the result's rows are wanted, by which it is rounded to FP8."""
 
     eps: float
     p: float
     dtype: torch.dtype
     copy: torch.dtype | None
-    rounds: bool = False
+    limits: bool = False
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -17,11 +17,10 @@ def programs_over_rows(x: Tensor, rows: int, per_processor: int) -> int:
 
 
 @triton.jit
-def load_rows(ptr, rows, columns, inside, D: tl.constexpr):
-    """fp32 ``[R, C]``, 0 outside."""
-    return tl.load(ptr + rows.to(tl.int64)[:, None] * D + columns[None, :], inside, 0.0).to(
-        tl.float32
-    )
+def load_rows(ptr, rows, columns, inside, D: tl.constexpr, outside=0.0):
+    """fp32 ``[R, C]``."""
+    ptrs = ptr + rows.to(tl.int64)[:, None] * D + columns[None, :]
+    return tl.load(ptrs, inside, outside).to(tl.float32)
 
 
 @triton.jit
