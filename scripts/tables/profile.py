@@ -18,13 +18,13 @@ KERNELS = {
 GEMM = "the library's product"
 # Kernels of a training's step by what their names begin with or contain, the first that fits.
 FAMILIES = {
-    "matrix products in FP8": ("qqtst",),
+    "matrix products in FP8": ("qqtst", "qqsss"),
     "matrix products in 16 bits": ("nvjet", "cublasLt::splitK", "_linear_hopper"),
     "norms, with residual and dropout": ("_norm_", "layer_norm", "GammaBeta"),
     "attention": ("_varlen_attention", "_attention_hopper", "_dquery_", "_dkey_", "_shares_"),
     "GELU and its gradient": ("_gelu", "GeluBackward", "GeluCUDA"),
     "head": tuple(KERNELS),
-    "rounding to FP8": ("_fp8_rows",),
+    "rounding to FP8": ("_fp8_", "_norms_kernel"),
     "optimizer": ("multi_tensor_apply",),
 }
 REST = "the rest: sums of biases, copies, embeddings, loss"

@@ -69,6 +69,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "clip_norm": CLIP_NORM,
         "seed": SEED,
         "hydra.run.dir": place.run,
+        **_search_of_maxima(cell, miniature),
         **_regularizers(cell),
         **_token_vectors(cell),
     }
@@ -79,6 +80,12 @@ def _precision(cell: Cell, miniature: bool) -> str:
     if miniature:  # on a CPU, which has no FP8
         return "fp32"
     return "fp8" if cell.in_fp8 else "bf16"
+
+
+def _search_of_maxima(cell: Cell, miniature: bool) -> dict[str, object]:
+    """FP8 is for the head as well."""
+    in_fp8 = cell.in_fp8 and cell.head == "sparton" and not miniature
+    return {"head.fp8": "true"} if in_fp8 else {}
 
 
 def _backbone(cell: Cell, miniature: bool) -> dict[str, object]:
