@@ -68,7 +68,7 @@ def check_proportions(
     for name, value in weights.items():
         if not (math.isfinite(value) and value > 0):
             raise ArgumentError(
-                "{weights:name}: the weight of source {!r} is {}, it must be positive",
+                "{weights:name}: the weight of source {!r} is {}, it must be positive and finite",
                 *(name, float(value)),
                 weights=weights,
             )

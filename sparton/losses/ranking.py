@@ -122,7 +122,9 @@ class InfoNCE(RankingLoss):
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"InfoNCE temperature must be positive, got {self.temperature}")
+            raise ValueError(
+                f"InfoNCE temperature must be positive and finite, got {self.temperature}"
+            )
 
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None

@@ -89,7 +89,7 @@ class DFFlops:
         if not 0 < self.midpoint < 1:
             raise ValueError(f"DFFlops midpoint must lie in (0, 1), got {self.midpoint}")
         if not 0 < self.steepness < math.inf:
-            raise ValueError(f"DFFlops steepness must be positive, got {self.steepness}")
+            raise ValueError(f"DFFlops steepness must be positive and finite, got {self.steepness}")
 
     def __call__(self, reps: Rows) -> Tensor:
         frequency = document_frequency(reps)

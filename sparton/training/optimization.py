@@ -1,5 +1,6 @@
 """Which parameters decay and how fast they learn, and one optimizer update."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -89,8 +90,10 @@ def _prefixes(names: Iterable[str], own_rates: Mapping[str, float]) -> dict[str,
         fitting = [prefix for prefix in own_rates if f"{name}.".startswith(f"{prefix}.")]
         prefixes[name] = max(fitting, key=len, default="")
     for prefix, rate in own_rates.items():
-        if not rate > 0:
-            raise ValueError(f"the learning rate of {prefix} must be positive, got {rate}")
+        if not 0 < rate < math.inf:
+            raise ValueError(
+                f"the learning rate of {prefix} must be positive and finite, got {rate}"
+            )
         if prefix not in prefixes.values():
             raise ValueError(
                 f"{prefix} has a learning rate of its own, {rate}, but no trainable parameter "

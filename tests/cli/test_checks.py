@@ -88,10 +88,10 @@ def test_combinations_that_could_not_train_are_refused(overrides, world_size, me
             r"optimizer=\{.*betas:\[a,b\],.*\} cannot be made: TypeError: ",
         ),
         (["optimizer.betas=[0.9,1.5]"], "cannot be made: ValueError: Invalid beta parameter at in"),
-        (["loss.temperature=0"], "^loss: InfoNCE temperature must be positive, got 0"),
+        (["loss.temperature=0"], "^loss: InfoNCE temperature must be positive and finite, got 0"),
         (
             ["head=sparton_colbert", "loss=joint", "loss.tokens.temperature=0"],
-            r"^loss\.tokens: InfoNCE temperature must be positive, got 0",
+            r"^loss\.tokens: InfoNCE temperature must be positive and finite, got 0",
         ),
         (["scheduler.warmup=2"], "scheduler.warmup=2 must be a share of the steps"),
         (["averaging=swa", "averaging.start=2"], r"averaging.start=2 must be in \[0, 1\)"),

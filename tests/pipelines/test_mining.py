@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,9 @@ from sparton.pipelines.mining import (
     parts,
 )
 from sparton.pipelines.mining.examples import Barred
+from sparton.pipelines.mining.miners import Setup
 from sparton.pipelines.mining.mining import Mining
+from sparton.pipelines.mining.pairs import Score, Teach
 from sparton.pipelines.mining.selection import choose, ordered, windows
 from tests.pipelines.mining_problems import bm25_scores, generate, mine, read_records, write
 
@@ -351,6 +355,22 @@ def test_miners_and_teachers_that_cannot_be_are_refused():
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             build()
+
+
+class WrongTeacher(BM25Miner):
+    """One whose scores of the second query's documents are not finite."""
+
+    def load(self, setup: Setup, name: str) -> Teach:
+        def teach(texts: Sequence[str]) -> Score:
+            return lambda pairs: np.where(pairs.queries == 1, np.inf, 1.0).astype(np.float32)
+
+        return teach
+
+
+def test_a_score_that_is_not_finite_names_its_teacher_and_its_query(pairs, tmp_path):
+    query = re.escape(read_records(pairs)[1]["query"][:40])
+    with pytest.raises(ValueError, match=f"teacher 2 gave a document of the query '{query}.* fp32"):
+        mine(pairs, tmp_path / "out.jsonl", teachers=[BM25Miner(), WrongTeacher()])
 
 
 def test_outputs_that_training_would_not_read_are_refused(pairs, tmp_path):

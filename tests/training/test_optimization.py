@@ -1,5 +1,6 @@
 """Parameter groups: who decays, who learns at which rate, and that schedules reach all."""
 
+import math
 from functools import partial
 
 import pytest
@@ -101,7 +102,8 @@ def test_rates_survive_a_checkpoint():
     [
         ({"qeury": 0.5}, "qeury has a learning rate of its own, 0.5, but no trainable parameter"),
         ({"document": 0.5}, "document has a learning rate of its own"),
-        ({"query": 0.0}, "the learning rate of query must be positive, got 0.0"),
+        ({"query": 0.0}, "the learning rate of query must be positive and finite, got 0.0"),
+        ({"query": math.inf}, "the learning rate of query must be positive and finite, got inf"),
     ],
 )
 def test_rates_that_mean_nothing_are_refused(rates, message):

@@ -14,6 +14,7 @@ import numpy as np
 
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
+from sparton.datasets.values import shown
 from sparton.pipelines.mining.examples import (
     Barred,
     Hashes,
@@ -91,7 +92,10 @@ class Mining:
         items = read_items(self.records, start, stop)
         texts = [item.query for item in items]
         counts: Counter[str] = Counter(examples=len(items))
-        teachers = [partial(_teach, teach(texts), counts) for teach in self.teachers]
+        teachers = [
+            partial(_teach, number, texts, teach(texts), counts)
+            for number, teach in enumerate(self.teachers, 1)
+        ]
         taught = self._positive_scores(items, teachers)
         barred, own = self.positives.barred(texts), self._own_rows(items)
         depth = self.rule.depth + self._most(barred) + self.output.exclude_self
@@ -257,11 +261,18 @@ def _by_document(scores: list[list[float]]) -> list[float] | list[list[float]]:
     return [[_short(score) for score in document] for document in zip(*scores)]
 
 
-def _teach(score: Score, counts: Counter[str], pairs: Pairs) -> Scores:
+def _teach(
+    number: int, texts: Sequence[str], score: Score, counts: Counter[str], pairs: Pairs
+) -> Scores:
+    """What a teacher gives pairs of these queries, counted from 1 among the teachers."""
     counts["teacher_pairs"] += len(pairs.rows)
     scores = score(pairs) if len(pairs.rows) else np.zeros(0, np.float32)
-    if not np.isfinite(scores).all():
-        raise ValueError("the teacher gave a score that is not finite: run it in fp32")
+    wrong = pairs.queries[~np.isfinite(scores)]
+    if len(wrong):
+        raise ValueError(
+            f"teacher {number} gave a document of the query {shown(texts[wrong[0]])} a score that "
+            "is not finite: run it in fp32"
+        )
     return scores
 
 
