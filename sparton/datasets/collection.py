@@ -73,7 +73,7 @@ def beir_folder(
     )
     judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
     return build_task(
-        name or f"{folder.absolute().name.removesuffix('.zip')}/{split}",
+        name or f"{beir_name(folder)}/{split}",
         documents,
         queries,
         read_judgments(judged),
@@ -90,6 +90,11 @@ def has_judgments(path: str, split: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def beir_name(folder: str | Path) -> str:
+    """What a folder in the layout of BEIR, or a zip of one, is called."""
+    return Path(folder).resolve().name.removesuffix(".zip")
 
 
 def beir_file(folder: Path, name: str) -> DataFile:

@@ -12,6 +12,7 @@ from sparton.datasets.collection import (
     Located,
     OnUnknown,
     beir_folder,
+    beir_name,
     build_task,
     has_judgments,
 )
@@ -69,10 +70,10 @@ def beir_folders(
     refuse_other(get_args(Missing), missing=missing)
     if isinstance(paths, str) or not all(paths) or not paths:
         raise ValueError(f"paths={paths!r}: name folders in the layout of BEIR, as in [PATH,PATH]")
-    counts = Counter(Path(path).resolve().name for path in paths)
+    counts = Counter(map(beir_name, paths))
     builders: Builders = {}
     for path in paths:
-        name = Path(path).resolve().name
+        name = beir_name(path)
         name = name if counts[name] == 1 else str(path)
         if name in builders:
             raise ValueError(f"paths={list(paths)}: {path} is there twice")

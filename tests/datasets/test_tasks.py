@@ -35,6 +35,10 @@ def test_several_folders_go_by_their_names(folders: list[str]) -> None:
     assert list(tasks) == ["first", "second"]
     assert tasks["first"].exclude_self
     assert list(beir_folders(folders)) == [folders[0], "second", folders[2]]
+    assert list(beir_folders([f"{folders[0]}.zip", f"{folders[0]}/../second"])) == [
+        "first",
+        "second",
+    ]
 
 
 def test_folders_without_a_split_can_be_left_out(folders: list[str]) -> None:
