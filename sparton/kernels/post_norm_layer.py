@@ -31,10 +31,9 @@ from sparton.kernels.encoder_layer.fp8_products import (
     attention_limits,
     fp8_weight_gradient,
     gelu_gradient_limits,
-    input_gradient,
-    linear_product,
     product_limits,
     rounded,
+    scaled_product,
 )
 from sparton.kernels.encoder_layer.linear import (
     linear,
@@ -362,7 +361,7 @@ def _product(x: Operand, weight: Weight, bias: Tensor | None) -> Tensor:
     """``x weight^T + bias``."""
     if isinstance(x, Fp8Operand):
         assert isinstance(weight, Fp8Weight)
-        return linear_product(x.rows, weight, bias, x.wide.dtype)
+        return scaled_product(x.rows, weight.outputs, bias, x.wide.dtype)
     assert isinstance(weight, Tensor)
     return torch.mm(x, weight.t()) if bias is None else linear(x, weight, bias)
 
@@ -371,7 +370,7 @@ def _input_gradient(grad: Operand, weight: Weight) -> Tensor:
     """``grad weight``."""
     if isinstance(grad, Fp8Operand):
         assert isinstance(weight, Fp8Weight)
-        return input_gradient(grad.rows, weight.inputs, grad.wide.dtype)
+        return scaled_product(grad.rows, weight.inputs, None, grad.wide.dtype)
     assert isinstance(weight, Tensor)
     return torch.mm(grad, weight)
 

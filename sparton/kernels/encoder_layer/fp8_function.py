@@ -26,10 +26,9 @@ from sparton.kernels.encoder_layer.fp8_operands import (
 from sparton.kernels.encoder_layer.fp8_products import (
     Fp8Weight,
     fp8_weight_gradient,
-    input_gradient,
-    linear_product,
     product_limits,
     rounded,
+    scaled_product,
 )
 from sparton.kernels.encoder_layer.operands import NormOptions
 from sparton.kernels.operator import gradient_follows
@@ -118,7 +117,7 @@ class _Linear(Function):
         ctx: Any, x: Tensor, operand: Fp8Operand, weight: Fp8Weight, bias: Tensor, *weights: Tensor
     ) -> Tensor:
         _keep(ctx, operand, weight, bias, weights)
-        return linear_product(operand.rows, weight, bias.to(x.dtype), x.dtype)
+        return scaled_product(operand.rows, weight.outputs, bias.to(x.dtype), x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -136,7 +135,7 @@ class _LinearGelu(Function):
         ctx: Any, x: Tensor, operand: Fp8Operand, weight: Fp8Weight, limits: Limits, turned: bool,
         bias: Tensor, *weights: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        product = linear_product(operand.rows, weight, None, x.dtype)
+        product = scaled_product(operand.rows, weight.outputs, None, x.dtype)
         if turned:
             _keep(ctx, operand, weight, bias, weights, product, bias)
         found = _round()(product, limits, bias=bias, turned=turned)
@@ -165,7 +164,7 @@ class _LinearPostNorm(Function):
         gain: Tensor, shift: Tensor, seed: Tensor | None, options: NormOptions, save: bool,
         *weights: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        product = linear_product(operand.rows, weight, None, x.dtype)
+        product = scaled_product(operand.rows, weight.outputs, None, x.dtype)
         limits = unknown_limits(product) if options.limits else None
         eps, p, dtype, copy, _ = options
         out, second, *saved = _norm()(
@@ -238,7 +237,7 @@ def _kept(ctx: Any) -> tuple[_Kept, list[Tensor]]:
 def _gradients(ctx: Any, kept: _Kept, grad: Fp8Rows, turned: Fp8Rows | None) -> list[Tensor | None]:
     """Gradients of what the layer reads and of each of its weights, given that of its product."""
     needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[-len(ctx.sizes) :]
-    dx = input_gradient(grad, kept.inputs, ctx.dtype) if needs_x else None
+    dx = scaled_product(grad, kept.inputs, None, ctx.dtype) if needs_x else None
     if kept.x is None or turned is None:
         return [dx, *(None for _ in needs_weights)]
     dweight = fp8_weight_gradient(turned, kept.x, ctx.weight_dtypes[0])

@@ -24,24 +24,6 @@ class Fp8Rows(NamedTuple):
         return self.values.float() * self.scales[:, None]
 
 
-class Fp8Operand(NamedTuple):
-    """What a product in FP8 reads, and what the gradient of its weight reads.
-
-    Attributes:
-        wide: ``[..., D]`` in 16 bits; it alone has a gradient. What is read in FP8 alone has a
-            shape and a dtype there, and a number of its memory.
-        rows: the same numbers in FP8, as ``[T, D]``.
-        turned: the same as ``[D, T]``, one scale for all, with zeros behind T up to a multiple of
-            :data:`FP8_MULTIPLE`; None where no weight has a gradient.
-        limits: of its numbers.
-    """
-
-    wide: Tensor
-    rows: Fp8Rows
-    turned: Fp8Rows | None
-    limits: "Limits"
-
-
 class Limits(NamedTuple):
     """What no number of a row is larger than, but for roundings: ``norms * factor + offset``.
 
@@ -57,6 +39,24 @@ class Limits(NamedTuple):
     largest: Tensor
     factor: Tensor | None = None
     offset: Tensor | None = None
+
+
+class Fp8Operand(NamedTuple):
+    """What a product in FP8 reads, and what the gradient of its weight reads.
+
+    Attributes:
+        wide: ``[..., D]`` in 16 bits; it alone has a gradient. What is read in FP8 alone has a
+            shape and a dtype there, and a number of its memory.
+        rows: the same numbers in FP8, as ``[T, D]``.
+        turned: the same as ``[D, T]``, one scale for all, with zeros behind T up to a multiple of
+            :data:`FP8_MULTIPLE`; None where no weight has a gradient.
+        limits: of its numbers.
+    """
+
+    wide: Tensor
+    rows: Fp8Rows
+    turned: Fp8Rows | None
+    limits: Limits
 
 
 def unknown_limits(x: Tensor) -> Limits:

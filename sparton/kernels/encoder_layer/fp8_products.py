@@ -112,19 +112,6 @@ def gelu_gradient_limits(grad: Limits, weight: Fp8Weight) -> Limits:
     return grad._replace(factor=_limits_of()(values).largest * scales[0])
 
 
-def linear_product(
-    x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """What a linear layer makes of ``x [T, K]``; see :func:`scaled_product`."""
-    return scaled_product(x, weight.outputs, bias, dtype)
-
-
-def input_gradient(grad: Fp8Rows, inputs: Fp8Rows, dtype: torch.dtype) -> Tensor:
-    """The gradient of what it reads, given that of its product ``[T, N]`` and the inputs of its
-    weight; see :func:`scaled_product`."""
-    return scaled_product(grad, inputs, None, dtype)
-
-
 def fp8_weight_gradient(grad: Fp8Rows, x: Fp8Rows, dtype: torch.dtype) -> Tensor:
     """``grad x^T [N, K]`` of ``grad [N, T]`` and ``x [K, T]``, each with one scale in all rows; for
     a weight in fp32 as it was summed, otherwise in bfloat16. Sums over all tokens are long: they

@@ -197,7 +197,7 @@ def norm_forward(
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
     if save:
         moments = torch.empty((1 + centred, T), dtype=torch.float32, device=x.device)
-    norms = None if limits is None else limits.norms
+    norms, largest = (None, None) if limits is None else limits[:2]
     if T:
         Launch(
             _norm_kernel, (cdiv(T, ROWS),), T, CENTRED=centred,
@@ -206,9 +206,9 @@ def norm_forward(
             x, tables[0], bias, residual, tables[1], gain, shift, seed, out, second,
             norms, sums, moments,
         )  # fmt: skip
-        if limits is not None and norms is not None:
+        if norms is not None:
             # Not by the kernel, whose programs have a row each: they would stand in line for it.
-            torch.amax(norms, 0, out=limits.largest)
+            torch.amax(norms, 0, out=largest)
     return Normalised(out, second, x if save and sums is None else sums, moments)
 
 
@@ -231,9 +231,8 @@ def norm_backward(
     T, D = grad.shape
     dx = torch.empty((T, D), dtype=dtypes[0], device=grad.device)
     dresidual = None if dtypes[1] is None else torch.empty_like(dx, dtype=dtypes[1])
-    norms = largest = None
-    if limits is not None:
-        norms, largest, *_ = limits
+    norms, largest = (None, None) if limits is None else limits[:2]
+    if largest is not None:
         largest.zero_()
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
